@@ -50,16 +50,15 @@ input: {path: prompts.jsonl}         # lines with a `prompt`, `messages` or `que
 output: {path: answers.jsonl}
 ```
 
-This page is written by `scripts/write_settings.py` from the models in `common/config/`, which check every file.
+`scripts/write_settings.py` writes this page from the models in `common/config/`, which check every file.
 
 * A **profile** (`configs/profiles`) says what runs the model, a **run** (`configs/runs`) what is decoded. A **sweep**
   (`configs/sweeps`) compares settings of a run.
-* `--set key=value` overrides one setting of either, such as `--set decode.num_lookahead=7`. The value is YAML.
+* `--set key=value` overrides one key of either: `--set decode.num_lookahead=7`. The value is YAML.
 * A rule takes its numbers as arguments: `fill_rule: entropy_bounded(bound=0.35)`. The tables show their defaults.
-* A strategy has keys of its own: `strategy: {name: block_diffusion, commit: separate}`, or
-  `--set decode.strategy.commit=separate`. `strategy: {commit: separate}` alone changes one key of the preset's
-  strategy.
-* An unknown key is an error. So are `branching_factor`, which other projects use for both k and k + 1, and
+* A strategy has keys of its own: `strategy: {name: block_diffusion, commit: separate}`. Without the name,
+  `strategy: {commit: separate}` or `--set decode.strategy.commit=separate` changes one key of the preset's strategy.
+* An unknown key is an error. So is `branching_factor`, which other projects use for both k and k + 1, and
   `trust_remote_code`: no code of a checkpoint is run.
 """
 SECTIONS: tuple[tuple[str, type[Frozen]], ...] = (

@@ -26,37 +26,32 @@ class DecodeConfig(Settings):
 
     strategy: AnyStrategy = Field(
         default=D2F(),
-        description="The rule that lookaheads speed up: its name, or an object with its own keys (below), such as "
-        "`{name: block_diffusion, commit: separate}`; `d2f` pipelines blocks, `multi_block` (d3LLM) does so over a "
-        "whole canvas, `fast_dllm` fills one block after another, `vanilla` the whole canvas without a cache, and "
-        "`block_diffusion` (SDAR, TraDo, LLaDA2), `levenshtein` (LLaDA2.2) and `fast_dllm_v2` are for models whose "
-        "blocks are counted from position 0.",
+        description="The rule that lookaheads speed up: its name, or an object with its name and its own keys (below).",
     )
     num_lookahead: int = Field(
         default=3,
         ge=0,
         le=1000,
-        description="k, the lookahead branches beside the anchor; 0 is the plain strategy.",
+        description="k, the branches beside the anchor; 0 is the plain strategy.",
     )
     block_size: int = Field(default=32, ge=1, description="Positions of a block.")
     max_new_tokens: int = Field(
         default=256,
         ge=1,
-        description="Positions that a request may fill; its canvas holds the whole blocks that fit into them.",
+        description="The most positions that a request fills; its canvas holds the whole blocks that fit into them.",
     )
     block_add_threshold: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="tau_add: the next block opens once this share of the last one is filled (`d2f`, "
-        "`multi_block`; with `block_diffusion` 1 unless it is set).",
+        description="tau_add: the next block opens once this share of the last one is filled (`d2f`, `multi_block`; "
+        "1 with `block_diffusion` unless set).",
     )
     decoded_token_threshold: float = Field(
         default=0.95,
         gt=0,
         le=1,
-        description="tau_act: a block has to fill at least one position a step once this share of its predecessor is "
-        "filled.",
+        description="tau_act: a block fills at least one position a step once the block before has this share filled.",
     )
     skip_threshold: float = Field(
         default=0.9,
@@ -67,51 +62,50 @@ class DecodeConfig(Settings):
     fill_rule: Annotated[str, Policy("fill_rules")] = Field(
         default="threshold",
         description="Which masks of a block a step fills, at least one in any case: all above `skip_threshold` "
-        "(`threshold`), of these the ones that a `share` of the branches agree on (`agreed`), or all with an entropy "
-        "below `below` (`entropy`); so many that `steps` fill the block, the most confident (`static`), the first "
-        "(`sequential`), or all above `skip_threshold` if those are more (`dynamic`); those of the lowest entropies "
-        "whose sum stays below `bound` (`entropy_bounded`); the n most probable, while (n + 1)(1 - p) stays below `f` "
-        "for each (`factor`), or while the Frechet bound of all being right stays above `delta` (`frechet`).",
+        "(`threshold`), of these the ones that a `share` of the branches agree on (`agreed`), or all with an "
+        "entropy below `below` (`entropy`); so many that `steps` fill the block, the most confident (`static`), the "
+        "first (`sequential`), or all above `skip_threshold` if those are more (`dynamic`); those of the lowest "
+        "entropies whose sum stays below `bound` (`entropy_bounded`); the n most probable, while (n + 1)(1 - p) < "
+        "`f` for each (`factor`), or while the Frechet bound of all being right exceeds `delta` (`frechet`).",
     )
     sampling_strategy: Annotated[str, Policy("token_confidences")] = Field(
         default="neg_entropy",
-        description="Token confidence, which ranks masks and branches: the highest probability (`default`), its lead "
-        "over the second (`margin`), the negative entropy (`neg_entropy`), or another policy (slower, `lopa_cuda` "
+        description="Token confidence, which ranks masks and branches: the highest probability (`default`), its "
+        "lead over the second (`margin`), negative entropy (`neg_entropy`), or another policy (slower, `lopa_cuda` "
         "only).",
     )
     branch_score: Annotated[str, Policy("branch_scores")] = Field(
         default="mean",
-        description="How a branch is scored, C(B): by the mean confidence of its remaining masks (`mean`), of the "
-        "`bottom_share` of them, or of its weakest run of a block's length (`sliding_window`); by the number of masks "
-        "above `skip_threshold` (`num_sure`), with its own tokens by their likelihood (`expected`) or less `risk` "
-        "times the chance that they are wrong (`hedged`); by entropy and its own tokens' likelihood (`ripple`); of "
-        "drafts (`spawn_rule: nested`) the longest that the branch before agrees with (`agreement`), or the tokens of "
-        "k = 0 in fewer passes, all (`exact`) or a part of them (`subset`); `anchor`, `lookahead` and `random` are "
-        "controls, and `created` weighs the confidence that a branch's token had when it was spawned.",
+        description="How a branch is scored, C(B): the mean confidence of its remaining masks (`mean`), of the "
+        "`bottom_share` of them, or of its weakest run of a block's length (`sliding_window`); the number of masks "
+        "above `skip_threshold` (`num_sure`), plus its own tokens by their likelihood (`expected`), or less `risk` "
+        "times the chance that they are wrong (`hedged`); entropy and its own tokens' likelihood (`ripple`); for "
+        "drafts (`spawn_rule: nested`) the longest that the branch before agrees with (`agreement`), or the tokens "
+        "of k = 0 in fewer passes, all (`exact`) or part (`subset`); `anchor`, `lookahead` and `random` are "
+        "controls, and `created` weighs the confidence of a branch's token when it was spawned.",
     )
     spawn_rule: Annotated[str, Policy("spawn_rules")] = Field(
         default="confident",
-        description="Which masks the lookaheads fill: the most confident, those whose probability is nearest to "
+        description="Which masks the lookaheads fill: the most confident, those with a probability nearest to "
         "`probability` (`near`), a `share` of confident and else random ones (`mixed`), evenly spread ones, or as "
-        "controls uncertain or random ones; with `nested` the j-th lookahead fills the j most confident, with `pivot` "
-        "each fills one half-certain mask with another token; `blocks` allows only the first so many open blocks, "
-        "`entropy` only masks with at most so many nats of entropy to their left, which shortens the window, and "
-        "`tokens` tries so many tokens of a mask, those at least `ratio` times as probable as the first.",
+        "controls uncertain or random ones; with `nested` the j-th lookahead fills the j most confident, with "
+        "`pivot` each fills one half-certain mask with another token; `blocks` allows only the first so many open "
+        "blocks, `entropy` only masks with at most so many nats to their left, which shortens the window, and "
+        "`tokens` tries so many tokens of a mask, if at least `ratio` times as probable as the first.",
     )
     lookahead_rule: Annotated[str, Policy("lookahead_rules")] = Field(
         default="all",
-        description="How many of the `num_lookahead` lookaheads a step tries: `all`, as published, or fewer by "
-        "what the step before it did.",
+        description="How many lookaheads a step tries: `all`, as published, or fewer by what the step before did.",
     )
     window_attention: WindowAttention = Field(
         default="full",
-        description="What a position of the window sees: all of the window (`full`), or nothing after its own block "
+        description="What a position sees of the window: all (`full`), or nothing after its own block "
         "(`block_causal`, the only kind of `lopa_ascend`).",
     )
     shift_row: Literal["stale", "fresh"] = Field(
         default="stale",
         description="What predicts the first token after the cache: the step that committed the position before it "
-        "(`stale`, as published), or, as for every block's first token, what the window holds (`fresh`).",
+        "(`stale`, as published), or the window (`fresh`).",
     )
     temperature: float = Field(
         default=0.0,
@@ -122,9 +116,8 @@ class DecodeConfig(Settings):
     )
     temperature_acts_on: Literal["draw", "draw_and_confidence"] = Field(
         default="draw",
-        description="What temperature, top_p and top_k change: only which token is drawn (`draw`), or its probability "
-        "and the confidence too, as in some published code (`draw_and_confidence`, docs/families.md), so that at low "
-        "temperatures nearly every token passes a threshold.",
+        description="What temperature, top_p and top_k change: which token is drawn (`draw`), or its probability "
+        "and confidence too, as in some published code (`draw_and_confidence`, docs/families.md).",
     )
     top_p: float = Field(
         default=1.0,
@@ -137,35 +130,35 @@ class DecodeConfig(Settings):
         default=None,
         ge=1,
         le=NUM_CANDIDATES,
-        description="Above temperature 0: draw from this many of the most probable tokens (with their ties).",
+        description="Above temperature 0: draw from so many of the most probable tokens (with their ties).",
     )
     stop_at_eos: bool = Field(
         default=True,
-        description="End a request at its first end token; without it the blocks that are open are filled first.",
+        description="End a request at its first end token; `false` fills the open blocks first.",
     )
     stop: tuple[str, ...] = Field(
         default=(),
-        description="An answer ends in front of the first of these texts; a special token's text stops it also where "
-        "special tokens are not shown.",
+        description="An answer ends before the first of these texts; a special token's text counts even if special "
+        "tokens are not shown.",
     )
     stop_token_ids: tuple[int, ...] = Field(
         default=(),
         max_length=MOST_STOP_TOKENS,
-        description="Tokens that end an answer as the end token does, and that its text does not show.",
+        description="Tokens that end an answer as the end token does; the text does not show them.",
     )
     skip_special_tokens: bool = Field(
-        default=True, description="Leave special tokens out of texts, of what stop strings are looked for in, too."
+        default=True, description="Leave special tokens out of texts, also where stop strings are looked for."
     )
     max_steps: int | None = Field(
         default=None,
         ge=1,
-        description="The most steps of a request; `null` is more than any needs, of `d2f` 2 x max_new_tokens + 16.",
+        description="The most steps of a request; `null` is more than any needs (`d2f`: 2 x max_new_tokens + 16).",
     )
     eos_token_id: int | None = Field(default=None, description="The end token; `null` is the checkpoint's own.")
     mask_probability: Literal["excluded", "counted"] = Field(
         default="excluded",
-        description="Whether the mask token, which is never filled in, counts in the probabilities of the others "
-        "(`counted`, as in most published code; slower, `lopa_cuda` only).",
+        description="Whether the mask token, never filled in, counts in the others' probabilities (`counted`, as in "
+        "most published code; slower, `lopa_cuda` only).",
     )
     mask_token_id: int | None = Field(
         default=None, description="The token of an unfilled position; `null` is the checkpoint's own."

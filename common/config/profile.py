@@ -18,7 +18,7 @@ class MeshConfig(Settings):
     data_parallel_size: int = Field(
         default=1,
         ge=1,
-        description="Copies of the engine, replicas, which take the next request when they have room (dp).",
+        description="Replicas: copies of the engine, which take the next request when they have room (dp).",
     )
     branch_parallel_size: int = Field(
         default=1, ge=1, description="Processes over which the branches of a step are dealt (bp)."
@@ -47,13 +47,12 @@ class GraphConfig(Settings):
 
     mode: Literal["eager", "cuda_graph", "npugraph", "npugraph_ex", "torchair"] = Field(
         default="eager",
-        description="How steps are run: as they are (`eager`), or captured and replayed, by `cuda_graph` on a GPU and "
-        "one of the other three on an NPU.",
+        description="How steps run: as they are (`eager`), or captured and replayed, by `cuda_graph` on a GPU, by "
+        "another on an NPU.",
     )
     token_buckets: tuple[Count, ...] = Field(
         default=(),
-        description="The numbers of tokens that steps are padded to and captured at; an empty list lets the engine "
-        "choose.",
+        description="Numbers of tokens that steps are padded to and captured at; if empty, the engine chooses.",
     )
 
     @model_validator(mode="before")
@@ -67,7 +66,7 @@ class NpuConfig(Settings):
 
     selftest: Literal["strict", "warn", "off"] = Field(
         default="strict",
-        description="What a start does about a wrong operation: refuse (`strict`), say so and go on (`warn`), or not "
+        description="What a start does about a wrong operation: refuse (`strict`), warn and go on (`warn`), or not "
         "look (`off`).",
     )
     attention: Literal["auto", "v1", "v2"] = Field(
@@ -76,42 +75,42 @@ class NpuConfig(Settings):
     )
     kv_view: Literal["3d", "4d"] = Field(
         default="3d",
-        description="The pages as the attention sees them; `4d` needs one KV head a process, and "
-        "`attention: auto` chooses by itself.",
+        description="The pages as attention sees them; `4d` needs one KV head a process; `attention: auto` chooses "
+        "by itself.",
     )
     weight_prefetch_mb: int = Field(
         default=0,
         ge=0,
-        description="MiB of the next linear's weight that are pulled into L2 under an all-reduce over tp.",
+        description="MiB of the next linear's weight pulled into L2 under an all-reduce over tp.",
     )
     cores: Literal["all", "slice"] = Field(
         default="all",
-        description="The processor cores of a process: all that it was given, or its equal slice of them among the "
-        "node's processes, whose first core goes to the thread that waits for the device.",
+        description="Processor cores of a process: all that it was given, or its equal slice among the node's "
+        "processes, whose first core goes to the thread that waits for the device.",
     )
     start_timeout_s: float = Field(
         default=900.0,
         gt=0,
         le=1e6,
-        description="Seconds for which processes wait for one that loads, compiles or captures.",
+        description="Seconds that processes wait for one that loads, compiles or captures.",
     )
     row_buckets: tuple[Count, ...] = Field(
         default=(),
-        description="The numbers of virtual rows that steps are padded to; an empty list lets the engine choose.",
+        description="Numbers of virtual rows that steps are padded to; if empty, the engine chooses.",
     )
     max_graphs: int = Field(
         default=48,
         ge=3,
-        description="The most shapes that are captured, a third of them of the head; other steps run as they are.",
+        description="The most captured shapes, a third of them of the head; other steps run uncaptured.",
     )
     length_updates: Literal["after", "before"] = Field(
         default="after",
-        description="`npugraph` and `npugraph_ex`: new attention lengths are written while the replay runs (`after`), "
-        "or `before` it, which virtual NPUs need.",
+        description="`npugraph` and `npugraph_ex`: write new attention lengths while the replay runs (`after`), or "
+        "`before` it, which virtual NPUs need.",
     )
     cache_dir: str | None = Field(
         default=None,
-        description="Folder in which `npugraph_ex` and `torchair` keep compiled graphs from one start to the next.",
+        description="Folder in which `npugraph_ex` and `torchair` keep compiled graphs between starts.",
     )
 
 
@@ -125,10 +124,10 @@ def _as_variable(item: Any) -> Any:
 class DeviceProfile(Settings):
     """The hardware side of a run; `configs/profiles/*.yaml`."""
 
-    name: str = Field(min_length=1, description="What logs, errors and result files call this profile.")
+    name: str = Field(min_length=1, description="This profile's name in logs, errors and result files.")
     engine: Literal["lopa_cuda", "lopa_ascend", "auto"] = Field(
-        description="What runs the model: `lopa_cuda` on GPUs and CPUs, `lopa_ascend` on NPUs and CPUs, `auto` the "
-        "first of them that has the device."
+        description="`lopa_cuda` for GPUs and CPUs, `lopa_ascend` for NPUs and CPUs, `auto` for the first that has "
+        "the device."
     )
     device: Literal["cpu", "cuda", "npu"] = Field(description="The kind of device.")
     mesh: MeshConfig | Literal["auto"] = Field(
@@ -147,18 +146,16 @@ class DeviceProfile(Settings):
     )
     quantize_lm_head: bool = Field(
         default=False,
-        description="With `quantization`: the head in 8 bits too, made at load, for half its bytes and slightly other "
-        "probabilities.",
+        description="With `quantization`: the head in 8 bits too, for half its bytes and slightly other probabilities.",
     )
     kernels: Literal["torch", "triton", "npu", "auto"] = Field(
         default="auto",
-        description="Operators of the layers: plain PyTorch (`torch`), fused kernels (`triton`; on an NPU those of "
-        "Triton-Ascend), those of `lopa_ascend` (`npu`), or the fastest that device and dtype allow (`auto`).",
+        description="Operators of the layers: plain PyTorch (`torch`), fused kernels (`triton`; on an NPU "
+        "Triton-Ascend's), those of `lopa_ascend` (`npu`), or the fastest that device and dtype allow (`auto`).",
     )
     batch_invariant: bool = Field(
         default=False,
-        description="Device cuda, bfloat16, tp 1: sums whose order does not depend on how many requests share a pass, "
-        "so that a request's tokens do not either; slower.",
+        description="Device cuda, bfloat16, tp 1: a request's tokens do not depend on the others of a pass; slower.",
     )
     max_model_len: int = Field(
         default=4096,
@@ -169,14 +166,14 @@ class DeviceProfile(Settings):
         default=0.9,
         gt=0,
         le=1,
-        description="The most that may be taken: by the KV cache, of what the weights leave free "
-        "(`lopa_cuda`), or by everything, of the whole device (`lopa_ascend`).",
+        description="The most memory taken: by the KV cache, of what the weights leave free (`lopa_cuda`), or by "
+        "everything, of the whole device (`lopa_ascend`).",
     )
     collective_timeout_s: float = Field(
-        default=60.0, gt=0, le=1e6, description="Seconds after which a process that waits for the others gives up."
+        default=60.0, gt=0, le=1e6, description="Seconds after which a process stops waiting for the others."
     )
     environment: dict[str, str] = Field(
-        default_factory=dict, description="Variables that every process gets, unless they are set already."
+        default_factory=dict, description="Variables that every process gets, unless already set."
     )
 
     @model_validator(mode="before")

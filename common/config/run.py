@@ -29,50 +29,49 @@ class InputConfig(Settings):
     """
 
     path: str = Field(min_length=1, description="The JSONL file, plain or gzipped, or Parquet; `-` is standard input.")
-    limit: int | None = Field(default=None, ge=1, description="Read the first so many requests only.")
+    limit: int | None = Field(default=None, ge=1, description="Read only so many requests.")
     prompt_template: str | None = Field(
-        default=None, description="The prompt of a line, with the line's fields in braces, such as `{question}`."
+        default=None, description="The prompt of a line, with the line's fields in braces: `{question}`."
     )
     add_bos_token: bool = Field(
-        default=False, description="Put the tokenizer's begin token in front of prompts that no chat template made."
+        default=False, description="Put the tokenizer's begin token before prompts that no chat template made."
     )
     benchmark: BenchmarkName | None = Field(
         default=None,
-        description="The public benchmark that the lines are rows of: it makes the prompts, sets `decode.stop` unless "
-        "that is set, and marks the answers (docs/evaluation.md).",
+        description="The public benchmark of the lines (docs/evaluation.md): it makes the prompts, sets "
+        "`decode.stop` unless that is set, and marks the answers.",
     )
     num_fewshot: int | None = Field(
-        default=None, ge=0, description="Solved rows in front of each question; `null` is as many as lm-eval has."
+        default=None, ge=0, description="Solved rows before each question; `null` is as many as lm-eval has."
     )
     fewshot_path: str | None = Field(
         default=None,
         min_length=1,
-        description="The JSONL file whose first rows are shown solved; `null` is the benchmark's own (`math`, "
-        "`math_plain`, `mbpp`, `mbpp_plus`).",
+        description="The JSONL file whose first rows are shown solved; `null` is the benchmark's own, if it has one.",
     )
     apply_chat_template: bool = Field(
         default=False,
-        description="Ask a benchmark's question, with the solved rows, as the one message of a chat, whose answer the "
-        "benchmark's own stop strings do not end.",
+        description="Ask a benchmark's question and solved rows as one message of a chat, without the benchmark's "
+        "stop strings.",
     )
     run_generated_code: bool | None = Field(
         default=None,
-        description="Whether to run answers that are programs, which marks them (docs/evaluation.md); `false` leaves "
-        "them unmarked, `null` refuses the run before it starts.",
+        description="Run answers that are programs, to mark them (docs/evaluation.md); `false` leaves them "
+        "unmarked, `null` refuses the run before it starts.",
     )
 
     settings_field: str | None = Field(
         default=None,
         min_length=1,
-        description="The field of a line, such as `decode`, that holds this request's own keys of `decode` and `seed`; "
+        description="The field of a line, such as `decode`, with this request's own keys of `decode` and `seed`; "
         "`null` takes both as data.",
     )
 
     target_field: str | None = Field(
         default=None,
         min_length=1,
-        description="The field of a line, such as `target`, with a text whose likelihood after the prompt is "
-        "estimated, in the place of decoding.",
+        description="The field of a line, such as `target`, with a text whose likelihood is estimated; nothing is "
+        "decoded.",
     )
 
     @field_validator("settings_field", "target_field")
@@ -102,16 +101,16 @@ class OutputConfig(Settings):
 
     path: str = Field(
         min_length=1,
-        description="The JSONL file, one line a request; a run that was stopped goes on with it; `NAME.parquet` "
-        "is made of `NAME.jsonl` once every request is done.",
+        description="The JSONL file, one line a request; a stopped run resumes with it; `NAME.parquet` is made of "
+        "`NAME.jsonl` at the end.",
     )
     metrics_path: str | None = Field(
         default=None, description="The file of the run's numbers; `null` is `<stem>.metrics.json` beside the output."
     )
     step_map: bool = Field(
         default=False,
-        description="Write the ids of each answer's tokens, and the pass that predicted each, into its record "
-        "(`token_ids`, `step_map`).",
+        description="Add each answer's token ids, and the pass that predicted each, to its record (`token_ids`, "
+        "`step_map`).",
     )
 
 
@@ -124,27 +123,27 @@ class ServeConfig(Settings):
         default=1,
         ge=1,
         le=64,
-        description="Processes that speak HTTP; more than one where one cannot keep up with several replicas.",
+        description="HTTP processes; more than one where one cannot keep up with several replicas.",
     )
     served_model_names: tuple[str, ...] = Field(
-        default=(), description="What clients call the model, the first in answers; none is the model folder's name."
+        default=(), description="Names of the model for clients, the first in answers; none is the model folder's name."
     )
     api_key_file: str | None = Field(
-        default=None, min_length=1, description="A file with one API key a line; so has the variable LOPA_API_KEYS."
+        default=None, min_length=1, description="A file with one API key a line, beside those of LOPA_API_KEYS."
     )
     max_queued_requests: int = Field(
-        default=256, ge=0, description="Requests that may wait beside those being decoded; more are told to come again."
+        default=256, ge=0, description="Requests that may wait beside those being decoded; more get 503."
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Names beside localhost that clients may call the server by (Host, Origin), where it listens on "
-        "this machine alone and needs no key.",
+        description="Names beside localhost that clients may use (Host, Origin), where the server listens on this "
+        "machine alone and needs no key.",
     )
     max_connections: int = Field(
         default=4096,
         ge=1,
-        description="Open connections, as far as the limit of open files allows; new ones then take the place of idle "
-        "ones, or get 503.",
+        description="Open connections, as far as the limit of open files allows; new ones then replace idle ones, "
+        "or get 503.",
     )
     max_body_bytes: int = Field(
         default=4 * 2**20,
@@ -154,16 +153,16 @@ class ServeConfig(Settings):
     max_num_lookahead: int | None = Field(
         default=None,
         ge=0,
-        description="The most lookaheads that a request may ask for; `null` is decode's own.",
+        description="The most lookaheads of a request; `null` is decode's own number.",
     )
     drain_timeout_s: float = Field(
-        default=25.0, ge=0, le=3600, description="Seconds that requests may go on after SIGTERM; the rest is aborted."
+        default=25.0, ge=0, le=3600, description="Seconds that requests may go on after SIGTERM."
     )
     engine_silence_s: float = Field(
         default=120.0,
         gt=0,
-        description="Seconds without a word of a loaded engine after which probes and new requests get 503; it speaks "
-        "between passes, so this must be more than the longest pass takes.",
+        description="Seconds of silence of a loaded engine after which probes and new requests get 503; must exceed "
+        "the longest pass.",
     )
     keep_alive_s: float = Field(
         default=15.0, ge=0.1, le=3600, description="Seconds of silence after which a stream sends a comment line."
@@ -171,8 +170,7 @@ class ServeConfig(Settings):
 
     otlp_traces_endpoint: str | None = Field(
         default=None,
-        description="Where an OpenTelemetry collector takes traces, as OTLP over HTTP: the whole address, such as "
-        "`http://localhost:4318/v1/traces`.",
+        description="The whole address of an OpenTelemetry collector's traces: `http://localhost:4318/v1/traces`.",
     )
 
     @model_validator(mode="before")
@@ -220,39 +218,38 @@ class RunConfig(Settings):
     )
     load_format: Literal["auto", "dummy"] = Field(
         default="auto",
-        description="`auto` reads the folder's weights; `dummy` makes random ones, for which a config.json is enough.",
+        description="`auto` reads the folder's weights; `dummy` makes random ones and needs only a config.json.",
     )
     preset: str | None = Field(
         default=None,
         min_length=1,
-        description="A file of configs/presets, or your own, with defaults of `decode`: the published settings of a "
-        "family.",
+        description="A file of configs/presets, or your own: the published settings of a family, as defaults of "
+        "`decode`.",
     )
     decode: DecodeConfig = Field(default=DecodeConfig(), description="How requests are decoded.")
-    max_num_requests: int = Field(default=1, ge=1, description="Requests that are decoded together.")
+    max_num_requests: int = Field(default=1, ge=1, description="Requests decoded together.")
     max_num_batched_tokens: int = Field(
         default=8192,
         ge=1,
-        description="Prompt tokens of one pass: further prompts wait, and a longer one begins alone or, where "
-        "positions see nothing after their block (`block_diffusion`, `fast_dllm_v2`), is cut.",
+        description="Prompt tokens of one pass: further prompts wait, and a longer one begins alone, or is cut "
+        "where positions see nothing after their block (`block_diffusion`, `fast_dllm_v2`).",
     )
     enable_prefix_caching: bool = Field(
         default=True,
-        description="Share the KV of prompts and answers between requests that begin alike (`block_diffusion`, "
-        "`levenshtein`, `fast_dllm_v2`; with `reuse_prefix` also `d2f`).",
+        description="Share KV between requests that begin alike; which strategies do: docs/cuda.md.",
     )
     pace: Pace = Field(
         default="fixed",
-        description="Whether the load chooses the lookaheads and when blocks open, for the most tokens a second "
-        "(docs/performance.md; `lopa_cuda` only): `fixed` decodes as `decode` says, and `careful`, `balanced` and "
-        "`fast` allow ever more loss of accuracy.",
+        description="Whether the load chooses lookaheads and when blocks open (docs/performance.md; `lopa_cuda` "
+        "only): `fixed` decodes as `decode` says; `careful`, `balanced` and `fast` allow ever more loss of "
+        "accuracy.",
     )
     seed: int = Field(default=0, ge=0, description="What random tokens and random controls depend on.")
     num_maskings: int = Field(
         default=128,
         ge=1,
-        description="Maskings that the likelihood of a given text, or of each of its blocks, is estimated from "
-        "(`input.target_field`, lm-eval's multiple choice).",
+        description="Maskings that estimate the likelihood of a given text, or of each of its blocks "
+        "(docs/evaluation.md).",
     )
     input: InputConfig | None = Field(default=None, description="Where requests come from.")
     output: OutputConfig | None = Field(default=None, description="Where results go.")

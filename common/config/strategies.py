@@ -68,8 +68,8 @@ class D2F(Strategy):
     name: Literal["d2f"] = "d2f"
     reuse_prefix: bool = Field(
         default=False,
-        description="Use the KV of whole pages that a prompt shares with an earlier one again, which is approximate "
-        "here and depends on the order of requests (with `enable_prefix_caching`).",
+        description="With `enable_prefix_caching`: reuse KV of whole pages that an earlier prompt shares; "
+        "approximate, and dependent on the order of requests.",
     )
 
 
@@ -82,8 +82,8 @@ class MultiBlock(Strategy):
         default=0,
         ge=0,
         le=MOST,
-        description="Passes that a finished block waits before its KV is kept; meanwhile passes forward everything and "
-        "renew what is cached.",
+        description="Passes that a finished block waits before its KV is kept; meanwhile passes compute everything "
+        "and renew the cache.",
     )
 
 
@@ -94,8 +94,8 @@ class FastDllm(Strategy):
     name: Literal["fast_dllm"] = "fast_dllm"
     cache: Literal["prefix", "dual", "none"] = Field(
         default="prefix",
-        description="What is cached: the KV before the current block (`prefix`), that after it too (`dual`), or "
-        "nothing (`none`).",
+        description="What is cached: the KV before the current block (`prefix`), also after it (`dual`), or nothing "
+        "(`none`).",
     )
     cfg_scale: float = Field(
         default=0.0,
@@ -105,21 +105,21 @@ class FastDllm(Strategy):
         "masked (with `cache: none`).",
     )
     min_block_steps: int = Field(
-        default=1, ge=1, le=MOST_BLOCK_STEPS, description="The least steps that a block gets, filled or not."
+        default=1, ge=1, le=MOST_BLOCK_STEPS, description="The least steps of a block, filled or not."
     )
     max_block_steps: int | None = Field(
         default=None,
         ge=1,
         le=MOST,
-        description="The most steps that a block gets; masks that are left are filled by the first step of a later "
-        "block, or never. `null` is no limit.",
+        description="The most steps of a block; a later block's first step fills the masks that are left, or "
+        "nothing does. `null` is no limit.",
     )
     survival_margin: int | None = Field(
         default=None,
         ge=0,
         le=MOST,
-        description="Cut the canvas after its first pass to the length that the probabilities of an end token predict "
-        "(arXiv 2608.26374) and so many tokens more, rounded up to a block (not with a format); `null` cuts none.",
+        description="Cut the canvas after its first pass to the length that the end token's probabilities predict "
+        "(arXiv 2608.26374) plus so many tokens, rounded up to a block (not with a format); `null` does not cut.",
     )
 
     @model_validator(mode="after")
@@ -152,33 +152,33 @@ class BlockDiffusion(Strategy):
     )
     commit: Literal["fused", "separate"] = Field(
         default="fused",
-        description="How a finished block's KV becomes final: in the next block's first pass (`fused`), or as "
-        "published in a pass of its own (`separate`); without lookahead and temperature the tokens are the same.",
+        description="How a finished block's KV becomes final: in the next block's first pass (`fused`), or in its "
+        "own pass, as published (`separate`); without lookahead and temperature the tokens are the same.",
     )
     end_at: Literal["token", "block"] = Field(
         default="token",
-        description="A request ends once no mask is left before its end token (`token`), or once its block is finished "
-        "(`block`, as most published code).",
+        description="A request ends once no mask is left before its end token (`token`), or once its block is "
+        "finished (`block`, as most published code).",
     )
     edit_threshold: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Replace a filled token once another one is more probable than this, until nothing changes any "
-        "more (LLaDA2.1); 0 replaces whenever another one is the most probable, `null` never.",
+        description="Replace a filled token once another is more probable than this, until nothing changes "
+        "(LLaDA2.1); 0 replaces whenever another is the most probable, `null` never.",
     )
     max_post_edit_steps: int = Field(
         default=16,
         ge=0,
         le=MOST_BLOCK_STEPS,
-        description="The most steps that a block is edited in once it has no mask.",
+        description="The most steps that edit a block without masks.",
     )
     penalty_lambda: float = Field(
         default=0.0,
         ge=0,
         le=MOST,
-        description="What the logit of the token before a position is lowered by at that position, within a block "
-        "(with `edit_threshold`).",
+        description="With `edit_threshold`: what the logit of the token before a position is lowered by at that "
+        "position, within a block.",
     )
 
     @model_validator(mode="after")
@@ -197,35 +197,33 @@ class Levenshtein(Strategy):
 
     variant: Literal["checkpoint", "fluxserve", "sglang"] = Field(
         default="checkpoint",
-        description="Whose published rule it is: they differ in the quota of masks, the budget, in what happens to a "
-        "block that repeats, and in passes that only write KV (docs/families.md).",
+        description="Whose published rule it is; docs/families.md has the differences.",
     )
     edit_threshold: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Replace, delete or insert before a filled token once another one is more probable than this.",
+        description="Replace, delete or insert before a filled token once another is more probable than this.",
     )
     steps: int = Field(
         default=32,
         ge=1,
         le=MOST_BLOCK_STEPS,
-        description="A block's first masks are filled over so many passes at the most; then each pass fills every "
-        "mask (not of `sglang`, which fills one mask a pass at least).",
+        description="The most passes over which a block's first masks are filled; then each pass fills every mask "
+        "(`sglang` instead fills at least one mask a pass).",
     )
     max_post_edit_steps: int = Field(
         default=16,
         ge=0,
         le=MOST_BLOCK_STEPS,
-        description="Passes without a mask of the first ones, the last of which fills all masks and neither deletes "
-        "nor inserts; 0: the pass that fills the last of the first masks.",
+        description="Passes after the first masks are filled, of which the last fills all masks and neither deletes "
+        "nor inserts; 0: the pass that fills the last first mask does so.",
     )
     max_block_steps: int = Field(
         default=1000,
         ge=2,
         le=MOST_BLOCK_STEPS,
-        description="The most passes that a block is revised in (`sglang` has its own: block_size + "
-        "max_post_edit_steps + 1).",
+        description="The most passes that revise a block (`sglang`: block_size + max_post_edit_steps + 1).",
     )
     delete_token_id: int | None = Field(
         default=None, ge=0, description="The token that deletes its position; `null` is the checkpoint's own."
@@ -267,18 +265,17 @@ class FastDllmV2(Strategy):
     is_from_zero: ClassVar[bool] = True
     cache: Literal["prefix", "dual"] = Field(
         default="prefix",
-        description="What is cached: the KV before the current block (`prefix`), or that of its other sub-blocks too "
+        description="What is cached: the KV before the current block (`prefix`), or its other sub-blocks' too "
         "(`dual`).",
     )
     sub_block_size: int | None = Field(
         default=None,
         ge=1,
-        description="A block is filled in pieces of so many positions, from left to right; `null` is the whole block.",
+        description="Fill a block in pieces of so many positions, from left to right; `null` is the whole block.",
     )
     end_at: Literal["token", "block"] = Field(
         default="token",
-        description="A request ends once no mask is left before its end token (`token`), or once its block is finished "
-        "(`block`).",
+        description="When a request ends, as in `block_diffusion`.",
     )
 
 

@@ -37,51 +37,47 @@ _OF_A_POINT: Any = {"decode", "input", "output"}  # what points of one launch ma
 class SweepRow(Settings):
     """One setting."""
 
-    name: str = Field(min_length=1, description="What the table calls the setting; it also names its output file.")
-    profile: str | None = Field(
-        default=None, min_length=1, description="What runs it: a profile; `null` is the sweep's."
-    )
-    run: str | None = Field(
-        default=None, min_length=1, description="What is decoded: a run file; `null` is the sweep's."
-    )
+    name: str = Field(min_length=1, description="The setting's name in the table and of its output file.")
+    profile: str | None = Field(default=None, min_length=1, description="Its profile; `null` is the sweep's.")
+    run: str | None = Field(default=None, min_length=1, description="Its run file; `null` is the sweep's.")
     set: dict[str, Any] = Field(
-        default_factory=dict, description="Settings of profile and run as `--set` writes them, such as `input.path`."
+        default_factory=dict, description="Settings of profile and run, as `--set` writes them."
     )
-    decode: dict[str, Any] = Field(
-        default_factory=dict, description="Keys of `decode` that differ from the run file's and the sweep's."
-    )
+    decode: dict[str, Any] = Field(default_factory=dict, description="Keys of `decode`, over the sweep's.")
 
 
 class SweepConfig(Settings):
     """Settings to compare, over those of the run file; `configs/sweeps/*.yaml`."""
 
     profile: str | None = Field(
-        default=None, min_length=1, description="The profile of rows that name none, unless the command line names one."
+        default=None,
+        min_length=1,
+        description="The profile of rows that name none; one on the command line replaces it.",
     )
     run: str | None = Field(
-        default=None, min_length=1, description="The run file of rows that name none, unless the command line does."
+        default=None,
+        min_length=1,
+        description="The run file of rows that name none; one on the command line replaces it.",
     )
     folder: str | None = Field(
         default=None,
         min_length=1,
-        description="The folder of the results; `null` is that of `--set output.path`, without its ending, else one "
-        "called after run and sweep, such as `outputs/demo/lookahead_curve`.",
+        description="The folder of the results; `null` is that of `--set output.path` without its ending, else one "
+        "named after run and sweep, such as `outputs/demo/lookahead_curve`.",
     )
     set: dict[str, Any] = Field(
         default_factory=dict, description="Settings of profile and run for all rows, as `--set` writes them."
     )
-    decode: dict[str, Any] = Field(
-        default_factory=dict, description="Keys of `decode` for all rows that differ from the run file's."
-    )
+    decode: dict[str, Any] = Field(default_factory=dict, description="Keys of `decode` for all rows, over the run's.")
     rows: tuple[SweepRow, ...] = Field(default=(), description="Settings one by one.")
     grid: dict[str, list[Any]] = Field(
         default_factory=dict,
-        description="Keys of `decode`, such as `skip_threshold` and `strategy.cache`, with lists of values; every "
+        description="Lists of values for keys of `decode`, such as `skip_threshold` and `strategy.cache`; every "
         "combination is a setting.",
     )
     zip: dict[str, list[Any]] = Field(
         default_factory=dict,
-        description="Keys of `decode` with lists of one length: the first values are a setting, the second values "
+        description="Lists of one length for keys of `decode`: the first values make a setting, the second values "
         "another; each is combined with each of the `grid`.",
     )
 

@@ -25,13 +25,13 @@ VIEWS: Mapping[str, View] = {
         {"held to": "held to", **{n: n for n in ("correct", "ended", "tokens", "passes")}},
         where={"k": (7,)},
         conditions="The first 100 held-out math problems, models/demo, k = 7. Ended: before the canvas was full. "
-        "Tokens, passes: of an answer, the mean",
+        "Tokens, passes: means of an answer",
     ),
     "estimate_h200": View(
         {name: name for name in ("engine", "rows x window", "measured ms", "predicted ms", "error")},
         where={"rows x window": ("1 x 64", "4 x 64", "8 x 64")},
         conditions="Dream-7B's shapes, prefix 1,024; measured at 5237505 (one GPU) and 655a190 (two), predicted before "
-        "with figures that none of these rows were used for",
+        "with figures from other rows",
     ),
     "wide_h200": View(
         {"linear": "linear", "128 tokens": "128 tokens", **{n: n for n in ("192", "256", "320")}},
@@ -51,8 +51,7 @@ VIEWS: Mapping[str, View] = {
             )
         },
         conditions="Dream-7B's shapes, random weights, bf16 unless it says otherwise, 1,024 positions cached; medians. "
-        "`1 x 64` is one row with a window of 64. The floor is the longer of reading every weight once and multiplying "
-        "by it",
+        "`1 x 64`: one row with a window of 64. Floor: the longer of reading every weight once and multiplying by it",
     ),
     "meshes_h200x4/decodes": View(
         {
@@ -64,7 +63,7 @@ VIEWS: Mapping[str, View] = {
         where={
             "mesh": (
                 *("one GPU", "tp 2", "tp 4", "bp 4", "bp 2 x tp 2"),
-                *("one GPU, fp8", "tp 4, fp8", "bp 4, fp8", "bp 2 x tp 2, fp8"),
+                *("one GPU, fp8", "bp 2 x tp 2, fp8"),
             )
         },
         conditions="Dream-7B's shapes, random weights, k = 3, 1,024 positions cached. Tokens/s of "
@@ -75,6 +74,17 @@ VIEWS: Mapping[str, View] = {
         where={"step": ("measured, MBPP", "measured, GSM8K", "estimated", "all-reduces by AI_CPU")},
         conditions="ms a step: measured is TPF / TPS of LoPA-Dist-Ascend (arXiv 2512.16229, S18), estimated the same "
         "setting: TP4 x BP4, W8A8, k = 3, blocks of 32",
+    ),
+    "start_h200": View(
+        {
+            "start": "start",
+            "graphs": "graphs",
+            "their capture, s": "their capture, s",
+            "ready after, s": "ready after, s",
+            "first answer, s": "first answer, s",
+        },
+        conditions="A server of Dream-7B's shapes, random weights, bf16, k = 7, for up to 16 requests at once; answers "
+        "of 256 tokens in 164 passes",
     ),
     "soak_cpu/server": View(
         {
@@ -91,12 +101,6 @@ VIEWS: Mapping[str, View] = {
         conditions="Tokens/s of all requests together: Dream-7B's shapes in bf16 with random weights, answers of the "
         "demo model accepted",
     ),
-    "load_7b_h200": View(
-        {name: name for name in ("requests at once", "k", "tokens/s", "TPF", "ms a step")},
-        where={"k": ("0", "3"), "requests at once": ("1", "4", "16")},
-        conditions="Dream-7B's shapes in bf16; the demo model answers in the place of random weights, outside of every "
-        "clock",
-    ),
     "records_h200": View(
         {
             **{name: name for name in ("public figure", "its tokens/s", "its TPF")},
@@ -105,8 +109,8 @@ VIEWS: Mapping[str, View] = {
             "tokens/s, different tokens": "ours, tokens/s",
             "different / its": "ours / its",
         },
-        conditions="LLaDA2-mini's shapes with random weights, one request. Random weights send all masks to the same "
-        "experts, so ours is timed on 32 different tokens, which hit three fifths of every layer's experts",
+        conditions="LLaDA2-mini's shapes with random weights, one request; timed on 32 different tokens, which hit "
+        "three fifths of every layer's experts",
     ),
     "records_h100": View(
         {
@@ -122,8 +126,8 @@ VIEWS: Mapping[str, View] = {
             )
         },
         conditions="Random weights of the model's true shapes in bf16, k = 0; for one request 6 or 9 tokens are "
-        "accepted a step. A claim is its authors', on their hardware, tasks and timing. Random weights send all masks "
-        "to the same experts, so at few requests LLaDA2's passes read less than a trained model's",
+        "accepted a step. Claims are of other hardware, tasks and timing. Random weights send all masks to the same "
+        "experts, so at few requests LLaDA2's passes read less than a trained model's",
     ),
     "wall_clock_h100/chosen": View(
         {
