@@ -58,9 +58,14 @@ class FrontEnd:
     """
 
     def __init__(
-        self, begin: Begin, link: socket.socket, listening: socket.socket, meeting: socket.socket | None
+        self,
+        begin: Begin,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        listening: socket.socket,
+        meeting: socket.socket | None,
     ) -> None:
-        self._link, self._meeting = link, meeting
+        self._reader, self._starter, self._meeting = reader, writer, meeting
         self._serve, self._url = begin.run.serve, _url(begin)
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
@@ -111,13 +116,12 @@ class FrontEnd:
 
     async def _talk(self) -> None:
         """Speak with the engines until the process that started this one is gone."""
-        reader, self._starter = await asyncio.open_connection(sock=self._link)
         try:
             if self._meeting is None:
-                await self._engine.follow(reader, self._starter)
+                await self._engine.follow(self._reader, self._starter)
             else:
                 await asyncio.start_unix_server(self._meet, sock=self._meeting)
-                failed = await _next_message(reader)
+                failed = await _next_message(self._reader)
                 self._engine.lose_all(failed.sentence)
         except (asyncio.IncompleteReadError, OSError):
             self._engine.lose_all("the server has ended")
@@ -184,9 +188,14 @@ class FrontEnd:
 
 
 async def _main(listening: socket.socket, link: socket.socket, meeting: socket.socket | None = None) -> None:
-    begin = await asyncio.to_thread(_first_message, link)
+    reader, writer = await asyncio.open_connection(sock=link)
+    try:
+        begin = await _next_message(reader)
+    except (asyncio.IncompleteReadError, OSError):
+        raise SystemExit(1) from None  # the engine's process has said why it ended
+    assert isinstance(begin, Begin), "it comes first"
     logger.info("listening on %s; loading the model, and answering 503 until it is ready", _url(begin))
-    await FrontEnd(begin, link, listening, meeting).run()
+    await FrontEnd(begin, reader, writer, listening, meeting).run()
 
 
 async def _next_message(reader: asyncio.StreamReader) -> Any:
@@ -199,20 +208,6 @@ async def _next_message(reader: asyncio.StreamReader) -> Any:
 def _url(begin: Begin) -> str:
     host = begin.run.serve.host
     return f"http://{f'[{host}]' if ':' in host else host}:{begin.port}"
-
-
-def _first_message(link: socket.socket) -> Begin:
-    length = int.from_bytes(_exactly(link, LENGTH_BYTES), "big")
-    (begin,) = pickle.loads(_exactly(link, length))
-    assert isinstance(begin, Begin), "it comes first"
-    return begin
-
-
-def _exactly(link: socket.socket, count: int) -> bytes:
-    data = link.recv(count, socket.MSG_WAITALL)
-    if len(data) < count:
-        raise SystemExit(1)  # the engine's process has said why it ended
-    return data
 
 
 def main() -> None:
