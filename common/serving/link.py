@@ -57,10 +57,6 @@ class Link:
         """Whether the other side reads much more slowly than it is written to, or has stopped."""
         return len(self._unsent) > _BEHIND_BYTES
 
-    @property
-    def has_unsent(self) -> bool:
-        return bool(self._unsent)
-
     def fileno(self) -> int:
         return self._socket.fileno()
 
@@ -103,7 +99,7 @@ def wait_for_any(links: Sequence[Link], wait_s: float) -> None:
     """Wait up to so long for something to read from one of them, or room for what is unsent. Raises LinkClosed."""
     waiting = select.poll()  # which takes descriptors of any number
     for link in links:
-        waiting.register(link, select.POLLIN | (select.POLLOUT if link.has_unsent else 0))
+        waiting.register(link, select.POLLIN | (select.POLLOUT if link._unsent else 0))
     waiting.poll(1000 * wait_s)
     for link in links:
         link.send([])
