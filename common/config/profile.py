@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from common.config.frozen import Count, Settings
+from common.config.frozen import Count, Settings, refusing_old
 from common.config.old_spellings import why_old_of_profile
 
 
@@ -32,18 +32,13 @@ class MeshConfig(Settings):
         return self.data_parallel_size * self.branch_parallel_size * self.tensor_parallel_size
 
 
-def _refuse_old(section: Any) -> Any:
-    problem = why_old_of_profile(section) if isinstance(section, Mapping) else None
-    if problem is not None:
-        raise ValueError(problem)
-    return section
-
-
 class GraphConfig(Settings):
     """Whether steps are captured and replayed, and for which padded shapes.
 
     Ascend: npugraph captures, npugraph_ex compiles before it does, torchair lowers a step to GE graphs.
     """
+
+    _has_today_s_keys = refusing_old(why_old_of_profile)
 
     mode: Literal["eager", "cuda_graph", "npugraph", "npugraph_ex", "torchair"] = Field(
         default="eager",
@@ -55,11 +50,6 @@ class GraphConfig(Settings):
         description="The numbers of tokens that steps are padded to and captured at; an empty list lets the engine "
         "choose.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_today_s_keys(cls, value: Any) -> Any:
-        return _refuse_old(value)
 
 
 class NpuConfig(Settings):
@@ -125,6 +115,8 @@ def _as_variable(item: Any) -> Any:
 class DeviceProfile(Settings):
     """The hardware side of a run; `configs/profiles/*.yaml`."""
 
+    _has_today_s_keys = refusing_old(why_old_of_profile)
+
     name: str = Field(min_length=1, description="What logs, errors and result files call this profile.")
     engine: Literal["lopa_cuda", "lopa_ascend", "auto"] = Field(
         description="What runs the model: `lopa_cuda` on GPUs and CPUs, `lopa_ascend` on NPUs and CPUs, `auto` the "
@@ -178,11 +170,6 @@ class DeviceProfile(Settings):
     environment: dict[str, str] = Field(
         default_factory=dict, description="Variables that every process gets, unless they are set already."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_today_s_keys(cls, value: Any) -> Any:
-        return _refuse_old(value)
 
     @field_validator("environment", mode="before")
     @classmethod
