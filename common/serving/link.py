@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import select
 import socket
@@ -20,6 +21,13 @@ def framed(messages: Sequence[Any], sent: SentAutomata | None = None) -> bytes:
     no automata."""
     body = pickle.dumps(list(messages), protocol=pickle.HIGHEST_PROTOCOL) if sent is None else sent.packed(messages)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+async def read_batch(reader: asyncio.StreamReader) -> list[Any]:
+    """Return the messages of the next batch, which hold no automata. Raises IncompleteReadError at the end."""
+    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+    messages: list[Any] = pickle.loads(await reader.readexactly(length))
+    return messages
 
 
 class LinkClosed(Exception):

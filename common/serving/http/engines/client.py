@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from common.decoding import Order as EngineOrder
 from common.serving.http.engines.replica import Answer, Replica
 from common.serving.http.errors import ApiError
 from common.serving.http.orders import Order
-from common.serving.link import LENGTH_BYTES
+from common.serving.link import read_batch
 from common.serving.messages import (
     TAKEN_ID,
     Abort,
@@ -99,10 +98,9 @@ class EngineClient:
         sentence = _GONE if len(self.replicas) == 1 else f"replica {number} has ended"
         try:
             while True:
-                head = await reader.readexactly(LENGTH_BYTES)
-                body = await reader.readexactly(int.from_bytes(head, "big"))
+                messages = await read_batch(reader)
                 replica.hear()
-                for message in pickle.loads(body):
+                for message in messages:
                     if isinstance(message, Failed):
                         sentence = message.sentence
                         self._lose(replica, sentence)
