@@ -1,11 +1,16 @@
-"""Where this user's files lie that are made once and found again, and how one is written: whole or not at all."""
+"""Where this user's files lie that are made once and found again, how one is written (whole or not
+at all), and how one is locked."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import secrets
 import shutil
 from pathlib import Path
+
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def user_folder(variable: str, name: str) -> Path:
@@ -33,3 +38,16 @@ def write_whole(path: Path, content: bytes) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def lock(descriptor: int, kind: int) -> bool | None:
+    """Lock a file as `fcntl.flock` does, and return whether it is held now; None: the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, kind)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
+    return True

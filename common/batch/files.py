@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common import user_files
@@ -39,7 +39,9 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
     require_file("output.metrics_path", metrics)
     link = Path(run.output.path)
     for beside in (sidecar_path(target), link.with_name(link.name + ".run.json")):
-        _require_regular(beside)
+        with naming(beside):
+            if beside.exists() and not beside.is_file():  # opening a pipe waits for its other end
+                raise ConfigError(f"{beside}: no regular file, where a file of the run belongs; remove it")
     paths = [Path(run.input.path), target, metrics, sidecar_path(target)]
     if any(_is_same_file(one, other) for one, other in itertools.combinations(paths, 2)):
         raise ConfigError(
@@ -83,7 +85,11 @@ def real_file(path: Path) -> Path:
 
 def require_speakable(setting: str, path: str) -> None:
     """Raise ConfigError for a name that the system cannot be asked about."""
-    if "\0" in path or not _is_text(path):
+    try:
+        is_name = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half a surrogate pair
+        is_name = False
+    if not is_name:
         raise ConfigError(f"{setting} {path!r} is no name of a file: choose another")
 
 
@@ -118,13 +124,6 @@ def naming(path: Path | str, fix: str = "choose a place that is writable and has
         raise ConfigError(f"{path}: {error.strerror or error}; {fix}") from error
 
 
-def _is_text(path: str) -> bool:
-    try:
-        return bool(os.fsencode(path)) or not path
-    except UnicodeEncodeError:  # half a surrogate pair
-        return False
-
-
 def require_file(setting: str, path: Path, longest_suffix: str = "") -> None:
     """Raise ConfigError unless this is, or can become, a file, with one beside it of a name longer by the suffix."""
     with naming(path, f"choose another {setting}"):
@@ -136,22 +135,8 @@ def require_file(setting: str, path: Path, longest_suffix: str = "") -> None:
         if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
             raise ConfigError(f"{setting} {path} cannot be written: choose a place that is writable")
         if path.parent.exists():
-            _require_name(path.with_name(path.name + longest_suffix))
-
-
-def _require_regular(path: Path) -> None:
-    """Raise ConfigError for what stands beside an output and is no file: opening a pipe waits for its other end."""
-    with naming(path):
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path}: no regular file, where a file of the run belongs; remove it")
-
-
-def _require_name(path: Path) -> None:
-    """Raise OSError if no file can have this name, which Path.exists does not say on every Python."""
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return
+            with suppress(FileNotFoundError):  # a name that no file can have is another error
+                path.with_name(path.name + longest_suffix).lstat()
 
 
 def _is_same_file(one: Path, other: Path) -> bool:

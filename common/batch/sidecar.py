@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from common import user_files
 from common.batch.files import naming, sidecar_path
 from common.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 LOCK_WAIT_S = 15.0  # workers of a killed run need a moment to notice
-_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def recorded_identity(path: Path) -> dict[str, Any] | None:
@@ -49,7 +49,7 @@ def lock_alone(path: Path) -> int:
     with naming(path):
         lock = os.open(sidecar_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline = time.monotonic() + LOCK_WAIT_S
-    while (is_held := _lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)) is False:
+    while (is_held := user_files.lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)) is False:
         if time.monotonic() > deadline:
             os.close(lock)
             raise ConfigError(f"{path}: another run is writing to it; wait for it to end or choose another output.path")
@@ -60,7 +60,7 @@ def lock_alone(path: Path) -> int:
 
 
 def lock_shared(lock: int, path: Path) -> None:
-    if _lock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB) is False:
+    if user_files.lock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB) is False:
         raise ConfigError(f"{path}: another run has just started with this output; choose another output.path")
 
 
@@ -68,25 +68,12 @@ def lock_shared(lock: int, path: Path) -> None:
 def writing_alone(descriptor: int) -> Iterator[bool]:
     """Keep other processes of the run out within the block. Yields False where that cannot be had: the file system
     has no locks."""
-    is_held = _lock(descriptor, fcntl.LOCK_EX)
+    is_held = user_files.lock(descriptor, fcntl.LOCK_EX)
     try:
         yield bool(is_held)
     finally:
         if is_held:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def _lock(descriptor: int, kind: int) -> bool | None:
-    """Lock, and return whether it is held now; None: the file system has no locks."""
-    try:
-        fcntl.flock(descriptor, kind)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return None
-    return True
 
 
 def write_identity(lock: int, identity: Mapping[str, Any]) -> None:

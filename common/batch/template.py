@@ -20,8 +20,10 @@ _MOST_SHOWN = 12
 
 def fits(template: str, fields: Mapping[str, Any]) -> bool:
     """Whether the line has every field that the template names."""
-    names = _FIELD.findall(template)
-    return bool(names) and all(_is_fit(fields.get(name)) for name in names)
+    values = [fields.get(name) for name in _FIELD.findall(template)]
+    return bool(values) and all(
+        isinstance(one, (str, list, int, float)) and not isinstance(one, bool) for one in values
+    )
 
 
 def fill(template: str, fields: Mapping[str, Any]) -> str:
@@ -51,7 +53,3 @@ def require_fit(template: str, lines: Sequence[Mapping[str, Any]], path: str) ->
             f"{path}: input.prompt_template {template!r} fits no line: name fields of its lines in braces "
             f"(they have {there}), or remove it"
         )
-
-
-def _is_fit(value: object) -> bool:
-    return isinstance(value, (str, list, int, float)) and not isinstance(value, bool)

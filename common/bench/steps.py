@@ -153,6 +153,6 @@ class _Bench:
         decode = self.decode.model_copy(update={"stop_at_eos": False, "skip_threshold": 0.9})
         mask_token_id = self.config.mask_of(decode.mask_token_id)
         for num_requests in (1, self.options.num_requests):  # the first captures what has not been
-            timed = TimedDecoding(scripted, self.engine, decode, mask_token_id, None, facts)
+            timed = TimedDecoding(scripted, self.engine, decode, mask_token_id, facts)
             completions = [timed.decode((0,) * self.options.num_cached) for _ in range(num_requests)]
         return {"accepted": num_accepted, **request_times(completions), **timed.summary()}

@@ -57,12 +57,12 @@ class TimedDecoding:
     PARTS = ("schedule", "forward", "select", "commit", "advance")
 
     def __init__(
-        self, engine: WrappedEngine, inner: DeviceEngine, decode: DecodeConfig, mask_token_id: int, eos: int | None,
+        self, engine: WrappedEngine, inner: DeviceEngine, decode: DecodeConfig, mask_token_id: int,
         facts: ModelFacts = DREAM,
     ) -> None:  # fmt: skip
         self._engine = engine
         self._inner = inner
-        self._scheduler = Scheduler(decode, mask_token_id=mask_token_id, eos_token_id=eos, facts=facts)
+        self._scheduler = Scheduler(decode, mask_token_id=mask_token_id, eos_token_id=None, facts=facts)
         self._records: list[dict[str, float]] = []
 
     def decode(self, prompt: tuple[int, ...]) -> Completion:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from common.config.consistent import MIN_TEMPERATURE, contradictions
-from common.config.frozen import Policy, Settings
+from common.config.frozen import Policy, Settings, refusing_old
 from common.config.old_spellings import why_old
 from common.config.strategies import D2F, STRATEGIES, AnyStrategy, Levenshtein, Strategy, as_section, merged_decode
 from common.errors import did_you_mean
@@ -23,6 +23,8 @@ _PART = object()  # context of a validation: these settings are a part, whose se
 
 class DecodeConfig(Settings):
     """How a request is decoded. Names are those of D2F and LoPA; descriptions give the paper's symbols."""
+
+    _has_today_s_keys = refusing_old(why_old)
 
     strategy: AnyStrategy = Field(
         default=D2F(),
@@ -178,14 +180,6 @@ class DecodeConfig(Settings):
                 return made
         own = {name: getattr(self, name) for name in self.model_fields_set}
         return DecodeConfig.model_validate({**own, **wanted})  # says which contradict each other, as of a file
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_today_s_keys(cls, value: Any) -> Any:
-        problem = why_old(value) if isinstance(value, Mapping) else None
-        if problem is not None:
-            raise ValueError(problem)
-        return value
 
     @field_validator("strategy", mode="before")
     @classmethod

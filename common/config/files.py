@@ -19,7 +19,7 @@ from common.config.profile import DeviceProfile
 from common.config.run import RunConfig
 from common.config.strategies import merged_decode
 from common.config.yaml_file import read_yaml
-from common.errors import ConfigError
+from common.errors import ConfigError, placed
 from common.hub import is_hub_name
 
 ConfigT = TypeVar("ConfigT", bound=Frozen)
@@ -94,14 +94,11 @@ def _checked(tree: dict[str, Any], origins: Origins, kind: type[ConfigT]) -> Con
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        preset = f" (decode has the settings of preset {tree['preset']} too)" if _is_of_preset(tree, error) else ""
+        # What is wrong with all of `decode` is how its settings fit each other, some of which the preset may have.
+        is_of_preset = tree.get("preset") and error.errors()[0]["loc"] == ("decode",)
+        preset = f" (decode has the settings of preset {tree['preset']} too)" if is_of_preset else ""
         origin = origins.of(keys_of(error_to_begin_with(error)["loc"]))
         raise ConfigError(f"{origin}: {problem(error, kind)}{preset}") from None
-
-
-def _is_of_preset(tree: Mapping[str, Any], error: ValidationError) -> bool:
-    """Whether what is wrong is how settings of `decode` fit each other, some of which the preset may have."""
-    return bool(tree.get("preset")) and error.errors()[0]["loc"] == ("decode",)
 
 
 def _take_preset(tree: dict[str, Any], origins: Origins) -> None:
@@ -110,10 +107,8 @@ def _take_preset(tree: dict[str, Any], origins: Origins) -> None:
     name, own = tree["preset"], tree.get("decode") or {}
     if not isinstance(name, str) or not isinstance(own, dict):
         raise ConfigError(f"{origin}: preset: give the name of a file in configs/presets, and settings under decode")
-    try:
+    with placed(f"{origin}: preset"):
         preset = find_config("presets", name)
-    except ConfigError as error:
-        raise ConfigError(f"{origin}: preset: {error}") from None
     tree["decode"] = merged_decode(_preset_settings(preset), own)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
@@ -55,6 +57,19 @@ class Settings(Frozen):
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ValueError("set it to less than 2^63")
         return value
+
+
+def refusing_old(why_old: Callable[[Mapping[str, Any]], str | None]) -> Any:
+    """Return a validator that refuses keys of earlier versions. why_old: says how the first of them is written now."""
+
+    def check(cls: type[BaseModel], value: Any) -> Any:
+        problem = why_old(value) if isinstance(value, Mapping) else None
+        if problem is not None:
+            raise ValueError(problem)
+        return value
+
+    validator: Any = classmethod(check)
+    return model_validator(mode="before")(validator)
 
 
 @dataclass(frozen=True)

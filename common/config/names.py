@@ -53,18 +53,14 @@ def find_config(kind: Kind, name: str | Path) -> Path:
         found = _model_folder(str(name))
     if found is None:
         known = shipped_names(kind)
-        hint = _of_another_kind(str(name)) or did_you_mean(Path(name).stem, known)
+        other = next((other for other in _KINDS if str(name) in shipped_names(other)), None)
+        hint = f"it is one of the {other}; " if other else did_you_mean(Path(name).stem, known)
         of_hub = scheme_hint(str(name)) if kind == "runs" else None
         raise ConfigError(
             f"{name}: {why_no_file(Path(name))}, and not one of the {kind} in {folder} ({hint}{', '.join(known)})"
             f"{'' if of_hub is None else f'; {of_hub}'}"
         )
     return found
-
-
-def _of_another_kind(name: str) -> str:
-    """What a name is that stands in another one's place; empty where it is nothing."""
-    return next((f"it is one of the {kind}; " for kind in _KINDS if name in shipped_names(kind)), "")
 
 
 def shipped_names(kind: Kind) -> list[str]:

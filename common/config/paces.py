@@ -7,7 +7,7 @@ strategy keeps its own rules and gets a number of lookaheads. docs/results/pace.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from common.config.decode import DecodeConfig
 
@@ -73,23 +73,20 @@ def ways_of(decode: DecodeConfig, pace: Pace) -> tuple[Way, ...]:
 
 def _with_lookaheads(decode: DecodeConfig, count: int) -> Way:
     more = (count + 1) ** _GROWTH
-    return Way(f"k{count}", _changed(decode, num_lookahead=count), 4 * more, 2 * decode.block_size * (count + 1))
+    changed = decode.model_copy(update={"num_lookahead": count})
+    return Way(f"k{count}", changed, 4 * more, 2 * decode.block_size * (count + 1))
 
 
 def _pipelined(decode: DecodeConfig, name: str) -> Way:
     own, size = _WAYS[name], decode.block_size
-    changed = _changed(
-        decode, num_lookahead=own.num_lookahead, block_add_threshold=own.opens,
-        block_size=size // own.parts if size % own.parts == 0 else size,
-        spawn_rule=f"near(probability=0.2, entropy={own.entropy})", branch_score="hedged(risk=1)",
-        lookahead_rule="all", fill_rule="threshold", skip_threshold=0.98, shift_row="fresh",
-        sampling_strategy="neg_entropy",
-    )  # fmt: skip
-    return Way(name, changed, own.tokens, own.entries * size / 16)
-
-
-def _changed(decode: DecodeConfig, **settings: Any) -> DecodeConfig:
-    return decode.model_copy(update=settings)
+    settings = {
+        "num_lookahead": own.num_lookahead, "block_add_threshold": own.opens,
+        "block_size": size // own.parts if size % own.parts == 0 else size,
+        "spawn_rule": f"near(probability=0.2, entropy={own.entropy})", "branch_score": "hedged(risk=1)",
+        "lookahead_rule": "all", "fill_rule": "threshold", "skip_threshold": 0.98, "shift_row": "fresh",
+        "sampling_strategy": "neg_entropy",
+    }  # fmt: skip
+    return Way(name, decode.model_copy(update=settings), own.tokens, own.entries * size / 16)
 
 
 def is_paced(decode: DecodeConfig, of_run: DecodeConfig) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from common.config.frozen import Count, Settings
+from common.config.frozen import Count, Settings, refusing_old
 from common.config.old_spellings import why_old_of_profile
 
 
@@ -32,18 +32,13 @@ class MeshConfig(Settings):
         return self.data_parallel_size * self.branch_parallel_size * self.tensor_parallel_size
 
 
-def _refuse_old(section: Any) -> Any:
-    problem = why_old_of_profile(section) if isinstance(section, Mapping) else None
-    if problem is not None:
-        raise ValueError(problem)
-    return section
-
-
 class GraphConfig(Settings):
     """Whether steps are captured and replayed, and for which padded shapes.
 
     Ascend: npugraph captures, npugraph_ex compiles before it does, torchair lowers a step to GE graphs.
     """
+
+    _has_today_s_keys = refusing_old(why_old_of_profile)
 
     mode: Literal["eager", "cuda_graph", "npugraph", "npugraph_ex", "torchair"] = Field(
         default="eager",
@@ -54,11 +49,6 @@ class GraphConfig(Settings):
         default=(),
         description="Numbers of tokens that steps are padded to and captured at; if empty, the engine chooses.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_today_s_keys(cls, value: Any) -> Any:
-        return _refuse_old(value)
 
 
 class NpuConfig(Settings):
@@ -124,6 +114,8 @@ def _as_variable(item: Any) -> Any:
 class DeviceProfile(Settings):
     """The hardware side of a run; `configs/profiles/*.yaml`."""
 
+    _has_today_s_keys = refusing_old(why_old_of_profile)
+
     name: str = Field(min_length=1, description="This profile's name in logs, errors and result files.")
     engine: Literal["lopa_cuda", "lopa_ascend", "auto"] = Field(
         description="`lopa_cuda` for GPUs and CPUs, `lopa_ascend` for NPUs and CPUs, `auto` for the first that has "
@@ -175,11 +167,6 @@ class DeviceProfile(Settings):
     environment: dict[str, str] = Field(
         default_factory=dict, description="Variables that every process gets, unless already set."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_today_s_keys(cls, value: Any) -> Any:
-        return _refuse_old(value)
 
     @field_validator("environment", mode="before")
     @classmethod

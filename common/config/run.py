@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from common.config.decode import DecodeConfig
-from common.config.frozen import Settings
+from common.config.frozen import Settings, refusing_old
 from common.config.old_spellings import why_old_of_serve
 from common.config.paces import Pace, paced
 
@@ -117,6 +116,8 @@ class OutputConfig(Settings):
 class ServeConfig(Settings):
     """What `lopa serve` listens on, and how much it takes. Settings of `decode` are what a request has by default."""
 
+    _has_today_s_keys = refusing_old(why_old_of_serve)
+
     host: str = Field(default="127.0.0.1", min_length=1, description="The address to listen on; `0.0.0.0` is all.")
     port: int = Field(default=8000, ge=0, le=65535, description="The port to listen on; 0 takes a free one.")
     num_front_ends: int = Field(
@@ -172,14 +173,6 @@ class ServeConfig(Settings):
         default=None,
         description="The whole address of an OpenTelemetry collector's traces: `http://localhost:4318/v1/traces`.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_today_s_keys(cls, value: Any) -> Any:
-        problem = why_old_of_serve(value) if isinstance(value, Mapping) else None
-        if problem is not None:
-            raise ValueError(problem)
-        return value
 
     @field_validator("otlp_traces_endpoint")
     @classmethod

@@ -283,12 +283,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "d2f": D2F, "multi_block": MultiBlock, "fast_dllm": FastDllm, "vanilla": Vanilla,
     "block_diffusion": BlockDiffusion, "fast_dllm_v2": FastDllmV2, "levenshtein": Levenshtein,
 }  # fmt: skip
-TAKE_ANY_LENGTH = (
-    "vanilla",
-    "block_diffusion",
-    "fast_dllm_v2",
-    "levenshtein",
-)  # whose canvas need not be of whole blocks
+# Whose canvas need not be of whole blocks.
+TAKE_ANY_LENGTH = ("vanilla", "block_diffusion", "fast_dllm_v2", "levenshtein")
 
 
 def _name_of(strategy: Any) -> Any:

@@ -11,7 +11,8 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from common.config.overrides import Override, as_overrides
 from common.config.profile import DeviceProfile
 from common.config.run import OutputConfig, RunConfig
 from common.config.strategies import merged, merged_decode
-from common.errors import ConfigError, did_you_mean
+from common.errors import ConfigError, did_you_mean, placed
 
 OWN = "-"  # in the place of a profile or a run: the one that the sweep names
 _MOST_POINTS = 10_000
@@ -195,7 +196,7 @@ class _Loader:
                 )
             output = OutputConfig(path=path, step_map=point.run.output is not None and point.run.output.step_map)
             run = point.run.model_copy(update={"output": output})
-            points[place] = SweepPoint(point.name, point.profile_path, point.run_path, point.profile, run)
+            points[place] = replace(point, run=run)
         return folder
 
     def _find(self, kind: Any, key: str, name: str | None, row: SweepRow) -> Path:
@@ -203,21 +204,17 @@ class _Loader:
             raise ConfigError(
                 f"{self._path}: row {row.name!r}: it has no {key}: name one on the command line, or set {key}"
             )
-        try:
+        with placed(f"{self._path}: row {row.name!r}: {key}"):
             return find_config(kind, name)
-        except ConfigError as error:
-            raise ConfigError(f"{self._path}: row {row.name!r}: {key}: {error}") from None
 
     def _load(
         self, profile: Path, run: Path, overrides: list[Override], row: SweepRow
     ) -> tuple[DeviceProfile, RunConfig]:
         key = (str(profile), str(run), *(override.text for override in overrides))
         if key not in self._loaded:
-            try:
+            is_of_row = row.set or self._sweep.set
+            with placed(f"{self._path}: row {row.name!r}") if is_of_row else nullcontext():
                 self._loaded[key] = load_profile_and_run(profile, run, overrides)
-            except ConfigError as error:
-                where = f"{self._path}: row {row.name!r}: " if row.set or self._sweep.set else ""
-                raise ConfigError(f"{where}{error}") from None
         return self._loaded[key]
 
     def _decode(self, row: SweepRow, base: DecodeConfig) -> DecodeConfig:

@@ -5,7 +5,6 @@ Of several processes on a node that ask for one repository, one downloads while 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -13,11 +12,12 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from common import user_files
 from common.errors import ConfigError
 from common.hub import hugging_face, modelscope
 from common.hub.listing import HubFile, Unreachable, has_all, require_readable
@@ -25,7 +25,6 @@ from common.hub.name import HUGGING_FACE, MODELSCOPE, HubName
 
 logger = logging.getLogger(__name__)
 _HUBS: Mapping[str, Any] = {HUGGING_FACE: hugging_face, MODELSCOPE: modelscope}
-_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _TOLD_EVERY_S = 30.0
 _weight_bytes: dict[Path, int] = {}  # by folder, of repositories that this process has asked a hub about
 
@@ -131,14 +130,9 @@ def _alone(name: HubName, place: Path) -> Iterator[None]:
             "MODELSCOPE_CACHE, to a folder that can"
         ) from None
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if user_files.lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB) is False:
             logger.info("%s: waiting for another process, which downloads it", name)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+            user_files.lock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)
@@ -166,14 +160,11 @@ def _telling_progress(name: HubName, place: Path, missing: int) -> Iterator[None
 
 def _size(folder: Path) -> int:
     """Bytes of the files below a folder, links left out; they may come and go meanwhile."""
-    return sum(_file_size(Path(parent, name)) for parent, _, names in os.walk(folder) for name in names)
-
-
-def _file_size(path: Path) -> int:
-    try:
-        return 0 if path.is_symlink() else path.stat().st_size
-    except FileNotFoundError:
-        return 0
+    num_bytes = 0
+    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
+        with suppress(FileNotFoundError):
+            num_bytes += 0 if path.is_symlink() else path.stat().st_size
+    return num_bytes
 
 
 def _gib(num_bytes: int) -> str:

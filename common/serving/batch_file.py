@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from common.batch import InputLine, answered, refused, unreadable
 from common.config import InputConfig
@@ -26,16 +26,10 @@ if TYPE_CHECKING:
     from common.generate import Generator
 
 
-class _Route(NamedTuple):
-    """fields: of its bodies. prefix: of its answers' ids."""
-
-    fields: type[Sampling]
-    prefix: str
-
-
-_ROUTES = {
-    "/v1/chat/completions": _Route(ChatFields, "chatcmpl-"),
-    "/v1/completions": _Route(CompletionFields, "cmpl-"),
+# The fields of each route's bodies, and the prefix of its answers' ids.
+_ROUTES: dict[str, tuple[type[Sampling], str]] = {
+    "/v1/chat/completions": (ChatFields, "chatcmpl-"),
+    "/v1/completions": (CompletionFields, "cmpl-"),
 }
 
 
@@ -47,10 +41,6 @@ class _Call:
     fields: Sampling
     orders: Orders
     results: dict[int, Completion | Rejection] = field(default_factory=dict)
-
-    @property
-    def is_whole(self) -> bool:
-        return len(self.results) == len(self.orders.orders)
 
 
 def openai_records(
@@ -68,7 +58,7 @@ def openai_records(
         if result.id in waiting:  # else it is of the leader, who has asked for it
             call, order = waiting.pop(result.id)
             call.results[order.index] = result
-            if call.is_whole:
+            if len(call.results) == len(call.orders.orders):
                 yield door.answer(call)
         yield from _drain(refusals)
     yield from _drain(refusals)
@@ -112,18 +102,18 @@ class _Door:
 
     def call(self, line: InputLine) -> _Call:
         """Make the line's requests. Raises ApiError, and EngineError where no line's prompt could be made here."""
-        route = _route_of(line.fields)
+        kind, prefix = _route_of(line.fields)
         body = line.fields.get("body")
         if not isinstance(body, dict):
             raise ApiError(400, "body: write a JSON object, the fields of the request", "body")
-        fields = checked(body, route.fields)
+        fields = checked(body, kind)
         check_model(fields.model, self._names)
         if fields.stream:
             raise ApiError(400, "stream: a line has the whole answer: remove it", "stream")
         # Keyed by the line's id, so that a run that is resumed draws the same tokens.
         fields = fields.model_copy(update={"request_id": None})
         self._book.check(fields, len(fields.prompts) if isinstance(fields, CompletionFields) else 1)
-        return _Call(line, fields, self._book.orders(route.prefix, fields, self._prompts_of(fields), line.key))
+        return _Call(line, fields, self._book.orders(prefix, fields, self._prompts_of(fields), line.key))
 
     def answer(self, call: _Call) -> dict[str, Any]:
         """Return the output line of a call that has ended."""
@@ -138,10 +128,12 @@ class _Door:
             for order, completion in zip(call.orders.orders, completions, strict=True)
         ]
         has_echo = isinstance(call.fields, CompletionFields) and call.fields.echo
+        decode = self._generator.tokenizer.decode
         body = whole_body(
             call.orders, call.fields, finished, self._strings, model=call.fields.model or self._names[0],
             created=int(time.time()), is_chat=isinstance(call.fields, ChatFields),
-            echoes=[self._echo(order) for order in call.orders.orders] if has_echo else (),
+            echoes=[decode(one.request.prompt, one.decode.skip_special_tokens) for one in call.orders.orders]
+            if has_echo else (),
         )  # fmt: skip
         output = self._generator.run.output
         has_map = output is not None and output.step_map
@@ -171,11 +163,8 @@ class _Door:
     def _strings(self, token_ids: Sequence[int]) -> list[str]:
         return [self._generator.tokenizer.decode([token], False) for token in token_ids]
 
-    def _echo(self, order: Order) -> str:
-        return self._generator.tokenizer.decode(order.request.prompt, order.decode.skip_special_tokens)
 
-
-def _route_of(fields: Mapping[str, Any]) -> _Route:
+def _route_of(fields: Mapping[str, Any]) -> tuple[type[Sampling], str]:
     url, method = fields.get("url"), fields.get("method", "POST")
     if method != "POST":
         raise ApiError(405, one_line(f"method: {method!r:.100}, and routes take POST: write that"), "method")

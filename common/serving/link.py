@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import select
 import socket
@@ -20,6 +21,13 @@ def framed(messages: Sequence[Any], sent: SentAutomata | None = None) -> bytes:
     no automata."""
     body = pickle.dumps(list(messages), protocol=pickle.HIGHEST_PROTOCOL) if sent is None else sent.packed(messages)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+async def read_batch(reader: asyncio.StreamReader) -> list[Any]:
+    """Return the messages of the next batch, which hold no automata. Raises IncompleteReadError at the end."""
+    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+    messages: list[Any] = pickle.loads(await reader.readexactly(length))
+    return messages
 
 
 class LinkClosed(Exception):
@@ -56,10 +64,6 @@ class Link:
     def is_behind(self) -> bool:
         """Whether the other side reads much more slowly than it is written to, or has stopped."""
         return len(self._unsent) > _BEHIND_BYTES
-
-    @property
-    def has_unsent(self) -> bool:
-        return bool(self._unsent)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -103,7 +107,7 @@ def wait_for_any(links: Sequence[Link], wait_s: float) -> None:
     """Wait up to so long for something to read from one of them, or room for what is unsent. Raises LinkClosed."""
     waiting = select.poll()  # which takes descriptors of any number
     for link in links:
-        waiting.register(link, select.POLLIN | (select.POLLOUT if link.has_unsent else 0))
+        waiting.register(link, select.POLLIN | (select.POLLOUT if link._unsent else 0))
     waiting.poll(1000 * wait_s)
     for link in links:
         link.send([])

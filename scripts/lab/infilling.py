@@ -8,7 +8,6 @@ begins in the middle of the solution. Log p: of the true tokens in one pass in w
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from statistics import fmean
@@ -21,9 +20,9 @@ from common.decoding import GenerationRequest, GivesLogprobs, start_forward
 from common.generate import Generator, build_generator
 from common.requests import Wishes
 from common.requests.canvases import held
-from scripts.lab.result import ROOT, commit, write
+from scripts.lab.result import RESULTS, heldout_math, write_table
 
-RESULT = ROOT / "docs" / "results" / "infilling.json"
+RESULT = RESULTS / "infilling.json"
 HOLES = (4, 8, 16)  # tokens
 _COUNT = 300
 _CANVAS = 192  # tokens that the model was trained with, prompt apart
@@ -61,13 +60,11 @@ def first_pass(generator: Generator, request: GenerationRequest, true: Sequence[
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else _COUNT
-    lines = (ROOT / "models" / "demo" / "heldout_math.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     run = load_run("demo", ["decode.strategy=vanilla", "decode.num_lookahead=0", "max_num_requests=8"])
     rows = []
     with build_generator(load_profile("cpu"), run) as generator:
         encode = generator.tokenizer.encode
-        problems = [json.loads(line) for line in lines]
-        texts = [(encode(one["question"] + "\n"), encode(one["answer"])) for one in problems]
+        texts = [(encode(one["question"] + "\n"), encode(one["answer"])) for one in heldout_math(count)]
         for hole in HOLES:
             true = [answer[(len(answer) - hole) // 2 :][:hole] for _, answer in texts]
             row: list[Any] = [hole]
@@ -79,21 +76,16 @@ def main() -> None:
                 row += [100 * same, told]
             rows.append(row)
             print(*row, flush=True)
-    write(
-        RESULT,
-        {
-            "commit": commit(),
-            "conditions": f"The first {count} held-out math problems, models/demo, vanilla, k = 0, greedy. The piece "
-            "of a solution that begins in its middle is a hole; what stands after it is masked or given. Log p: the "
-            "mean of the true tokens in one pass in which the whole hole is masked",
-            "command": "python -m scripts.lab.infilling",
-            "columns": [
-                ["tokens of the hole", "d"], ["exact, what follows masked, %", ".1f"], ["log p", ".2f"],
-                ["exact, what follows given, %", ".1f"], ["log p", ".2f"],
-            ],
-            "rows": rows,
-        },
-    )  # fmt: skip
+    conditions = (
+        f"The first {count} held-out math problems, models/demo, vanilla, k = 0, greedy. The piece of a solution that "
+        "begins in its middle is a hole; what stands after it is masked or given. Log p: the mean of the true tokens "
+        "in one pass in which the whole hole is masked"
+    )
+    columns = [
+        ["tokens of the hole", "d"], ["exact, what follows masked, %", ".1f"], ["log p", ".2f"],
+        ["exact, what follows given, %", ".1f"], ["log p", ".2f"],
+    ]  # fmt: skip
+    write_table(RESULT, "a CPU", "python -m scripts.lab.infilling", conditions, columns, rows)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.lab.result import ROOT, busy_cpu, commit, write
+from scripts.lab.result import ROOT, busy_cpu, write_table
 from tests.engine.serving.served import Served
 
 RESULT = ROOT / "docs" / "results" / "load_generators_cpu.json"
@@ -79,16 +79,11 @@ def main(programs: Sequence[str]) -> None:
                     rows.append([ask.__name__, at_once, *ask(program, server.url, at_once, Path(folder))])
         refused = [line for line in server.get("/metrics")[1].splitlines() if "lopa_http_requests_total{" in line]
         print("\n".join(line for line in refused if 'status="2' not in line and "/ready" not in line))
-    result = {
-        "card": busy_cpu(),
-        "commit": commit(),
-        "conditions": f"k = 2, {COUNT} streamed chats each of {PROMPT} tokens, {ANSWER} tokens back. Times are "
-        "medians; what others did on the machine makes the differences between rows",
-        "command": "python -m scripts.lab.load_generators",
-        "columns": _COLUMNS,
-        "rows": rows,
-    }
-    write(RESULT, result)
+    conditions = (
+        f"k = 2, {COUNT} streamed chats each of {PROMPT} tokens, {ANSWER} tokens back. Times are medians; what others "
+        "did on the machine makes the differences between rows"
+    )
+    write_table(RESULT, busy_cpu(), "python -m scripts.lab.load_generators", conditions, _COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from scripts.lab.result import card, commit, write
+from scripts.lab.result import card, write_table
 from tests.engine.serving.served import Served
 
 SETTINGS = ["model=configs/models/llada2_mini", "preset=llada2", "decode.num_lookahead=0", "quantization=w8a8"]
@@ -132,8 +132,7 @@ def main() -> None:
     )
     where = card("cpu" if known.profile.startswith("cpu") else "cuda")
     command = "python -m scripts.lab.long_prompts OUT.json"
-    source = {"card": where, "commit": commit(), "conditions": conditions, "command": command}
-    write(known.out, {**source, "columns": columns, "rows": rows})
+    write_table(known.out, where, command, conditions, columns, rows)
 
 
 if __name__ == "__main__":

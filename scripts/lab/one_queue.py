@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from scripts.lab.result import ROOT, busy_cpu, commit, write
+from scripts.lab.result import ROOT, busy_cpu, heldout_math, write_table
 
 RESULT = ROOT / "docs" / "results" / "one_queue_cpu.json"
 LENGTHS = (32, 64, 96, 128, 160)
@@ -33,12 +33,10 @@ SETTINGS = (
 
 def requests() -> list[dict[str, Any]]:
     """Return problems of the demo, each with a length drawn from LENGTHS."""
-    rows = (ROOT / "models" / "demo" / "heldout_math.jsonl").read_text(encoding="utf-8").splitlines()[:COUNT]
     drawn = random.Random(0)
-    questions = [json.loads(row)["question"] for row in rows]
     return [
-        {"id": number, "prompt": f"{question}\n", "decode": {"max_tokens": drawn.choice(LENGTHS)}}
-        for number, question in enumerate(questions)
+        {"id": number, "prompt": f"{problem['question']}\n", "decode": {"max_tokens": drawn.choice(LENGTHS)}}
+        for number, problem in enumerate(heldout_math(COUNT))
     ]
 
 
@@ -95,18 +93,14 @@ def main(num_pairs: int) -> None:
     rows: list[list[Any]] = [["floor", None, floor, floor]]
     for place, (name, ends) in enumerate(zip(("one queue", "equal shares"), over_orders(passes), strict=True)):
         rows.insert(place, [name, median(pair[place][0] for pair in pairs), median(ends), quantiles(ends, n=20)[-1]])
-    result = {
-        "card": busy_cpu(),
-        "commit": commit(),
-        "conditions": f"{COUNT} requests of {LENGTHS[0]} to {LENGTHS[-1]} tokens, k = 0, {AT_ONCE} at once on each of "
-        f"two replicas. Seconds are medians of {num_pairs} runs in turns, passes are over {ORDERS:,} orders of the "
-        "requests; the floor is all passes over all places",
-        "command": "python -m scripts.lab.one_queue",
-        "columns": [["", ""], ["seconds", ".1f"], ["passes, median", ",.0f"], ["passes, one order in 20", ",.0f"]],
-        "rows": rows,
-    }
+    conditions = (
+        f"{COUNT} requests of {LENGTHS[0]} to {LENGTHS[-1]} tokens, k = 0, {AT_ONCE} at once on each of two replicas. "
+        f"Seconds are medians of {num_pairs} runs in turns, passes are over {ORDERS:,} orders of the requests; the "
+        "floor is all passes over all places"
+    )
+    columns = [["", ""], ["seconds", ".1f"], ["passes, median", ",.0f"], ["passes, one order in 20", ",.0f"]]
     print([[seconds for seconds, _ in pair] for pair in pairs])
-    write(RESULT, result)
+    write_table(RESULT, busy_cpu(), "python -m scripts.lab.one_queue", conditions, columns, rows)
 
 
 if __name__ == "__main__":

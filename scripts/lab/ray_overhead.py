@@ -19,7 +19,7 @@ import ray
 from ray import serve
 
 from common.cluster import build_app
-from scripts.lab.result import ROOT, busy_cpu, commit, write
+from scripts.lab.result import ROOT, busy_cpu, write_table
 from tests.ports import free_port
 
 RESULT = ROOT / "docs" / "results" / "ray_overhead_cpu.json"
@@ -84,15 +84,9 @@ def main(num_pairs: int) -> None:
         ray.shutdown()
         server.terminate()
         server.wait()
-    result = {
-        "card": busy_cpu(),
-        "commit": commit(),
-        "conditions": f"ray {ray.__version__}. Medians of {num_pairs} requests each, in turns, on new connections",
-        "command": "python -m scripts.lab.ray_overhead",
-        "columns": [["request", ""], ["direct, ms", ".1f"], ["through Serve, ms", ".1f"], ["more, ms", ".1f"]],
-        "rows": rows,
-    }
-    write(RESULT, result)
+    conditions = f"ray {ray.__version__}. Medians of {num_pairs} requests each, in turns, on new connections"
+    columns = [["request", ""], ["direct, ms", ".1f"], ["through Serve, ms", ".1f"], ["more, ms", ".1f"]]
+    write_table(RESULT, busy_cpu(), "python -m scripts.lab.ray_overhead", conditions, columns, rows)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,20 @@ def busy_cpu() -> str:
 def card(device: str) -> str:
     """Return what a profile's `device` is here, in words."""
     return torch.cuda.get_device_name() if device == "cuda" else busy_cpu()
+
+
+def heldout_math(count: int) -> list[dict[str, Any]]:
+    """Return the first held-out math problems of the demo model."""
+    lines = (ROOT / "models" / "demo" / "heldout_math.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines[:count]]
+
+
+def write_table(
+    path: Path, card: str, command: str, conditions: str, columns: Sequence[Any], rows: Sequence[Sequence[Any]]
+) -> None:
+    """Write a result file of one table, at this commit."""
+    head = {"card": card, "commit": commit(), "command": command, "conditions": conditions}
+    write(path, {**head, "columns": columns, "rows": rows})
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:

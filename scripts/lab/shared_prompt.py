@@ -17,7 +17,7 @@ from statistics import fmean, median
 from common.config import load_profile, load_run
 from common.decoding import Completion, GenerationRequest
 from common.generate import Generator, build_generator
-from scripts.lab.result import card, commit, write
+from scripts.lab.result import card, write_table
 
 ROUNDS = 3
 NEW_TOKENS = 64
@@ -73,17 +73,14 @@ def main() -> None:
         first, speed = (median(values) for values in zip(*found[has_cache], strict=True))
         rows.append([name, first, speed])
         print(rows[-1])
-    result = {
-        "card": card(profile.device),
-        "commit": commit(),
-        "conditions": f"{known.run}, {known.requests} requests that come together, {known.at_once} decoded at once; "
-        f"prompts share {known.shared} tokens and have 3 more, {NEW_TOKENS} are filled. First text: the mean, waiting "
-        f"included; medians of {ROUNDS} rounds in turns; {same} of {total} texts are the same with and without",
-        "command": f"python -m scripts.lab.shared_prompt {known.profile} {known.run} OUTPUT.json",
-        "columns": [["cache of prefixes", ""], ["first text, s", ".2f"], ["tokens/s", ",.0f"]],
-        "rows": rows,
-    }
-    write(known.output, result)
+    conditions = (
+        f"{known.run}, {known.requests} requests that come together, {known.at_once} decoded at once; prompts share "
+        f"{known.shared} tokens and have 3 more, {NEW_TOKENS} are filled. First text: the mean, waiting included; "
+        f"medians of {ROUNDS} rounds in turns; {same} of {total} texts are the same with and without"
+    )
+    command = f"python -m scripts.lab.shared_prompt {known.profile} {known.run} OUTPUT.json"
+    columns = [["cache of prefixes", ""], ["first text, s", ".2f"], ["tokens/s", ",.0f"]]
+    write_table(known.output, card(profile.device), command, conditions, columns, rows)
 
 
 if __name__ == "__main__":

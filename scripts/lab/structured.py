@@ -18,63 +18,24 @@ from common.constraints import Compiler, Format
 from common.version import LOPA_VERSION
 from scripts.lab.result import write
 
-_DETAIL = {
-    "type": "object",
-    "properties": {"wind": {"type": "boolean"}, "level": {"type": "integer"}},
-    "required": ["wind", "level"],
-}
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """Return the schema of an object that has all of these properties."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+_TEXT, _WHOLE, _BOOLEAN, _DATE = ({"type": "string"}, {"type": "integer"}, {"type": "boolean"},
+                                  {"type": "string", "format": "date"})  # fmt: skip
 _UNIT = {"enum": ["celsius", "fahrenheit"]}
+_CALL = _object(city=_TEXT, unit=_UNIT, when=_DATE, detail=_object(wind=_BOOLEAN, level=_WHOLE))
+_TAGS = {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3}
 FORMATS: dict[str, tuple[str, Any]] = {
     "choice of 3": ("choice", ["yes", "no", "not sure"]),
-    "date": ("json", {"type": "string", "format": "date"}),
-    "weather": (
-        "json",
-        {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "unit": _UNIT, "days": {"type": "integer"}},
-            "required": ["city", "unit"],
-        },
-    ),
-    "tool call": (
-        "json",
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": "get_weather"},
-                "arguments": {
-                    "type": "object",
-                    "properties": {
-                        "city": {"type": "string"},
-                        "unit": _UNIT,
-                        "when": {"type": "string", "format": "date"},
-                        "detail": _DETAIL,
-                    },
-                    "required": ["city", "unit", "when", "detail"],
-                },
-            },
-            "required": ["name", "arguments"],
-        },
-    ),
-    "ten fields": (
-        "json",
-        {
-            "type": "object",
-            "properties": {f"field_{n}": {"type": ["string", "integer", "boolean"][n % 3]} for n in range(10)},
-            "required": [f"field_{n}" for n in range(10)],
-        },
-    ),
-    "bounded strings": (
-        "json",
-        {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string", "maxLength": 20},
-                "age": {"type": "integer"},
-                "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
-            },
-            "required": ["name", "age", "tags"],
-        },
-    ),
+    "date": ("json", _DATE),
+    "weather": ("json", {**_object(city=_TEXT, unit=_UNIT, days=_WHOLE), "required": ["city", "unit"]}),
+    "tool call": ("json", _object(name={"const": "get_weather"}, arguments=_CALL)),
+    "ten fields": ("json", _object(**{f"field_{n}": (_TEXT, _WHOLE, _BOOLEAN)[n % 3] for n in range(10)})),
+    "bounded strings": ("json", _object(name={"type": "string", "maxLength": 20}, age=_WHOLE, tags=_TAGS)),
     "any object": ("json_object", None),
 }
 

@@ -8,18 +8,18 @@ come with has the form _SOLUTION; the other form leaves no room for one.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
+from statistics import fmean
 from typing import Any
 
 from common.config import load_profile, load_run
 from common.generate import build_generator
 from common.requests import Wishes
 from common.scoring import score
-from scripts.lab.result import ROOT, write
+from scripts.lab.result import RESULTS, heldout_math, write
 
-RESULT = ROOT / "docs" / "results" / "structured_demo.json"
+RESULT = RESULTS / "structured_demo.json"
 _SOLUTION = r"(?:[A-Za-z0-9 .,:;=+*/()'\-]+\n){1,12}#### [0-9]{1,6}"
 FORMS = {
     "nothing": None,
@@ -31,8 +31,7 @@ _COUNT = 100
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else _COUNT
-    lines = (ROOT / "models" / "demo" / "heldout_math.jsonl").read_text(encoding="utf-8").splitlines()[:count]
-    problems = [json.loads(line) for line in lines]
+    problems = heldout_math(count)
     assert all(re.fullmatch(_SOLUTION, problem["answer"]) for problem in problems), "a solution is not of this form"
     run = load_run("demo", ["max_num_requests=8"])
     rows = []
@@ -66,11 +65,8 @@ def measured(generator: Any, problems: list[dict[str, Any]], form: str | None, k
         assert all(re.fullmatch(form, text) for text in texts.values()), "a text is not of its form"
     num_correct = sum(score(problem, texts[problem["id"]]) for problem in problems)
     num_ended = sum(one.finish_reason == "eos" for one in done.values())
-    tokens, passes = (
-        sum(count) / len(done)
-        for count in ([len(one.token_ids) for one in done.values()], [one.num_forwards for one in done.values()])
-    )
-    return [num_correct, num_ended, tokens, passes]
+    tokens = fmean(len(one.token_ids) for one in done.values())
+    return [num_correct, num_ended, tokens, fmean(one.num_forwards for one in done.values())]
 
 
 if __name__ == "__main__":

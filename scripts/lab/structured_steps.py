@@ -26,7 +26,7 @@ from common.config import DecodeConfig, load_profile, load_run
 from common.constraints import Automaton, Compiler, Format
 from common.decoding import ClassStatistics, GenerationRequest, ModelFacts, Predictions, Scheduler, StepPlan
 from common.generate import Generator, build_generator
-from scripts.lab.result import busy_cpu, commit, write
+from scripts.lab.result import busy_cpu, write_table
 from scripts.lab.structured import FORMATS, read_vocabulary
 
 AT_ONCE = (1, 16)
@@ -118,19 +118,17 @@ def measure(profile: str, automata: str, output: str) -> None:
                 free_ms, held_ms, count = found
                 rows.append([at_once, name, free_ms, held_ms, 100 * (held_ms / free_ms - 1), count])
                 print(rows[-1], flush=True)
-    result = {
-        "card": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "commit": commit(),
-        "conditions": f"Dream-7B's shapes in bf16, random weights, k = 0, blocks of 32 one by one, prompt {PROMPT}. "
-        "Whole steps in ms, the mean over shapes of medians, in turns; automata over Qwen's vocabulary",
-        "command": f"python -m scripts.lab.structured_steps measure {profile} AUTOMATA.pickle OUTPUT.json",
-        "columns": [
-            ["at once", ",.0f"], ["format", ""], ["without, ms", ".2f"], ["held to it, ms", ".2f"], ["more, %", ".1f"],
-            ["passes", ",.0f"],
-        ],
-        "rows": rows,
-    }  # fmt: skip
-    write(Path(output), result)
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    command = f"python -m scripts.lab.structured_steps measure {profile} AUTOMATA.pickle OUTPUT.json"
+    conditions = (
+        f"Dream-7B's shapes in bf16, random weights, k = 0, blocks of 32 one by one, prompt {PROMPT}. Whole steps in "
+        "ms, the mean over shapes of medians, in turns; automata over Qwen's vocabulary"
+    )
+    columns = [
+        ["at once", ",.0f"], ["format", ""], ["without, ms", ".2f"], ["held to it, ms", ".2f"], ["more, %", ".1f"],
+        ["passes", ",.0f"],
+    ]  # fmt: skip
+    write_table(Path(output), where, command, conditions, columns, rows)
 
 
 def host_ms(automaton: Automaton | None, at_once: int, temperature: float) -> float:
@@ -189,16 +187,12 @@ def measure_host(automata: str, output: str) -> None:
         rows.append([name, len(automaton.edges_3E[0]), *cells])
         print(rows[-1], flush=True)
     columns = [[f"{at_once} at once, {how}", ".2f"] for at_once in AT_ONCE for how in ("greedy", "drawn")]
-    result = {
-        "card": busy_cpu(),
-        "commit": commit(),
-        "conditions": "Milliseconds of the scheduler between two passes that a pass takes more, medians of "
-        f"{PASSES} passes over random predictions; k = 0, blocks of 32; automata over Qwen's vocabulary",
-        "command": "python -m scripts.lab.structured_steps host AUTOMATA.pickle OUTPUT.json",
-        "columns": [["format", ""], ["edges", ",.0f"], *columns],
-        "rows": rows,
-    }
-    write(Path(output), result)
+    command = "python -m scripts.lab.structured_steps host AUTOMATA.pickle OUTPUT.json"
+    conditions = (
+        f"Milliseconds of the scheduler between two passes that a pass takes more, medians of {PASSES} passes over "
+        "random predictions; k = 0, blocks of 32; automata over Qwen's vocabulary"
+    )
+    write_table(Path(output), busy_cpu(), command, conditions, [["format", ""], ["edges", ",.0f"], *columns], rows)
 
 
 if __name__ == "__main__":

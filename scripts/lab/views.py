@@ -20,26 +20,31 @@ class View:
     "Cells in the page's words."
 
 
+def _same(*names: str) -> dict[str, str]:
+    """Return columns that the page calls as the table does."""
+    return {name: name for name in names}
+
+
 VIEWS: Mapping[str, View] = {
     "structured_demo": View(
-        {"held to": "held to", **{n: n for n in ("correct", "ended", "tokens", "passes")}},
+        _same("held to", "correct", "ended", "tokens", "passes"),
         where={"k": (7,)},
         conditions="The first 100 held-out math problems, models/demo, k = 7. Ended: before the canvas was full. "
         "Tokens, passes: means of an answer",
     ),
     "estimate_h200": View(
-        {name: name for name in ("engine", "rows x window", "measured ms", "predicted ms", "error")},
+        _same("engine", "rows x window", "measured ms", "predicted ms", "error"),
         where={"rows x window": ("1 x 64", "4 x 64", "8 x 64")},
         conditions="Dream-7B's shapes, prefix 1,024; measured at 5237505 (one GPU) and 655a190 (two), predicted before "
         "with figures from other rows",
     ),
     "wide_h200": View(
-        {"linear": "linear", "128 tokens": "128 tokens", **{n: n for n in ("192", "256", "320")}},
+        _same("linear", "128 tokens", "192", "256", "320"),
         where={"linear": ("bf16 gate/up", "bf16 down", "fp8 gate/up", "int8 gate/up")},
         conditions="Dream-7B's linears, us with the stage after them. bf16 and int8 at commit a41e08e; fp8 at b242034",
     ),
     "cases_h200": View(
-        {name: name for name in ("case", "ms", "over the floor")},
+        _same("case", "ms", "over the floor"),
         where={
             "case": (
                 "one GPU, 1 x 64",
@@ -70,7 +75,7 @@ VIEWS: Mapping[str, View] = {
         "one request of 256 tokens, with the pass of its prompt; step: median at a window of 64",
     ),
     "estimate_ascend/paper": View(
-        {name: name for name in ("step", "measured, or by ascend_910c", "by ascend_910c_msmodeling")},
+        _same("step", "measured, or by ascend_910c", "by ascend_910c_msmodeling"),
         where={"step": ("measured, MBPP", "measured, GSM8K", "estimated", "all-reduces by AI_CPU")},
         conditions="ms a step: measured is TPF / TPS of LoPA-Dist-Ascend (arXiv 2512.16229, S18), estimated the same "
         "setting: TP4 x BP4, W8A8, k = 3, blocks of 32",
@@ -88,22 +93,22 @@ VIEWS: Mapping[str, View] = {
     ),
     "soak_cpu/server": View(
         {
-            **{name: name for name in ("fault", "times")},
+            **_same("fault", "times"),
             "in": "requests",
-            **{name: name for name in ("answered", "refused", "failed", "left", "lost", "doubled", "wrong")},
+            **_same("answered", "refused", "failed", "left", "lost", "doubled", "wrong"),
         },
         where={"fault": ("kill -9 of all replicas", "all")},
         conditions="2.00 hours, the demo on two replicas",
     ),
     "pace_h200": View(
-        {"setting": "setting", **{f"{n} at once": f"{n} at once" for n in (1, 4, 16, 64)}},
+        _same("setting", *(f"{n} at once" for n in (1, 4, 16, 64))),
         where={"setting": ("k3", "k0_in_turn", "balanced", "fast")},
         conditions="Tokens/s of all requests together: Dream-7B's shapes in bf16 with random weights, answers of the "
         "demo model accepted",
     ),
     "records_h200": View(
         {
-            **{name: name for name in ("public figure", "its tokens/s", "its TPF")},
+            **_same("public figure", "its tokens/s", "its TPF"),
             "ours": "ours in",
             "our TPF": "our TPF",
             "tokens/s, different tokens": "ours, tokens/s",
@@ -113,10 +118,7 @@ VIEWS: Mapping[str, View] = {
         "three fifths of every layer's experts",
     ),
     "records_h100": View(
-        {
-            name: name
-            for name in ("public figure", "its tokens/s", "its TPF", "ours, tokens/s", "our TPF", "ours / its")
-        },
+        _same("public figure", "its tokens/s", "its TPF", "ours, tokens/s", "our TPF", "ours / its"),
         where={
             "public figure": (
                 "d3LLM-LLaDA-8B, H100, one request",

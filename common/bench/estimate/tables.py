@@ -52,7 +52,8 @@ def report(setup: Setup, hardware: Hardware, num_replicas: int = 1) -> str:
 
 def _total(step: StepCost, hardware: Hardware, num_replicas: int) -> str:
     total, each = step.tokens_per_s * num_replicas, step.tokens_per_s / step.setup.num_requests
-    others = "".join(f" ({other.ms:.2f} by {name})" for name, other in _by_other_figures(step, hardware))
+    by_others = {name: estimate_step(step.setup, other).ms for name, other in others_of(hardware).items()}
+    others = "".join(f" ({ms:.2f} by {name})" for name, ms in by_others.items())
     return (
         f"{step.ms:.2f} ms a step{others}; at {step.setup.tokens_per_step:g} tokens a step and request (an assumption: "
         f"--tpf) {total:.0f} tokens/s in all, {each:.0f} a request."
@@ -93,10 +94,6 @@ def _bounds(step: StepCost) -> str:
         for name, seconds in step.seconds_of.items()
     ]
     return markdown(["goes to", "ms", "%"], rows)
-
-
-def _by_other_figures(step: StepCost, hardware: Hardware) -> list[tuple[str, StepCost]]:
-    return [(name, estimate_step(step.setup, other)) for name, other in others_of(hardware).items()]
 
 
 def _parts(step: StepCost) -> str:

@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,10 +116,8 @@ def start(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     for launch, job in zip(plan.sweep.launches, jobs, strict=True):
         check_launch(plan.sweep_path, launch, job)
     log_to_stderr(level=logging.INFO)
-    starter = Starter(plan)
-    if jobs[0].nodes.count > 1:
-        return run_on_nodes(plan, starter)
-    return run_sweep(plan, starter)
+    run = run_on_nodes if jobs[0].nodes.count > 1 else run_sweep
+    return run(plan, partial(start_launch, plan))
 
 
 def check_launch(sweep: Path, launch: SweepLaunch, job: Job) -> None:
@@ -228,20 +227,15 @@ def _ending(exit_code: int) -> str:
     return f"killed by {name}{'; the system does that when memory runs out' if name == 'SIGKILL' else ''}"
 
 
-class Starter:
-    """Starts a launch in processes of its own and waits for it. They end when this process does, however it ends."""
-
-    def __init__(self, plan: SweepPlan) -> None:
-        self._plan = plan
-
-    def __call__(self, launch: SweepLaunch, names: Sequence[str]) -> Outcome:
-        command = [sys.executable, "-m", "common.commands.job", "evaluate", *self._plan.arguments(launch, names)]
-        with tempfile.TemporaryDirectory(prefix="lopa-sweep-") as folder:
-            said = Path(folder) / "error.json"
-            environment = {**os.environ, _ONE_LAUNCH: "1", "TORCHELASTIC_ERROR_FILE": str(said)}
-            # A session of its own: a Ctrl-C of the terminal comes once, from here.
-            process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
-            return Outcome(_wait(process), read_error_file(said))
+def start_launch(plan: SweepPlan, launch: SweepLaunch, names: Sequence[str]) -> Outcome:
+    """Start a launch in processes of its own and wait for it. They end when this process does, however it ends."""
+    command = [sys.executable, "-m", "common.commands.job", "evaluate", *plan.arguments(launch, names)]
+    with tempfile.TemporaryDirectory(prefix="lopa-sweep-") as folder:
+        said = Path(folder) / "error.json"
+        environment = {**os.environ, _ONE_LAUNCH: "1", "TORCHELASTIC_ERROR_FILE": str(said)}
+        # A session of its own: a Ctrl-C of the terminal comes once, from here.
+        process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
+        return Outcome(_wait(process), read_error_file(said))
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

@@ -247,13 +247,11 @@ def _wins(study: Study) -> Section:
     legend = tuple((_shade(branch), _branch(branch)) for branch in range(min(most, 5)))
     if most > 5:
         legend = (*legend[:4], (_shade(4), "B4 and later"))
-    table = (
-        ["#", "setting", *(_branch(branch) for branch in range(most))],
-        [
-            [str(point.number), point.name, *_filled(map(str, metrics["wins_by_branch"]), most)]
-            for point, metrics in pairs
-        ],
-    )
+    cells = [
+        [str(point.number), point.name, *map(str, wins), *["-"] * (most - len(wins))]
+        for point, wins in ((point, metrics["wins_by_branch"]) for point, metrics in pairs)
+    ]
+    table = ["#", "setting", *(_branch(branch) for branch in range(most))], cells
     return Section(title, _with_rest(meaning, pairs), picture, legend, table)
 
 
@@ -372,7 +370,10 @@ def _curves(study: Study, free: tuple[str, ...] = ()) -> list[Curve]:
     """All measured points. Without `free`, what varies is k, or where that does not, the thresholds."""
     curves = []
     for series in study.series:
-        own = free or next((keys for keys in ((_K,), _THRESHOLDS) if _varies(series.measured, keys)), ())
+        varying = (
+            keys for keys in ((_K,), _THRESHOLDS) if any(len(one) > 1 for one in _grouped(series.measured, keys))
+        )
+        own = free or next(varying, ())
         groups = _grouped(series.measured, own)
         firsts = [group[0][0] for group in groups]
         named = [key for key in differing(firsts) if key not in own]
@@ -389,10 +390,6 @@ def _grouped(pairs: Sequence[tuple[Point, Metrics]], free: Sequence[str]) -> lis
         fixed = {key: value for key, value in point.decode.items() if key not in free}
         groups.setdefault(json.dumps([fixed, point.workload], sort_keys=True), []).append((point, metrics))
     return [*groups.values()]
-
-
-def _varies(pairs: Sequence[tuple[Point, Metrics]], free: Sequence[str]) -> bool:
-    return any(len(group) > 1 for group in _grouped(pairs, free))
 
 
 def _scored(curve: Curve) -> Curve:
@@ -435,11 +432,6 @@ def _branch(number: int) -> str:
 
 def _shade(branch: int) -> str:
     return "rest" if branch == 0 else f"b{min(branch, 4)}"
-
-
-def _filled(cells: Any, count: int) -> list[str]:
-    found = [*cells]
-    return found + ["-"] * (count - len(found))
 
 
 def _sentence(text: str) -> str:

@@ -122,14 +122,11 @@ def read_study(results: Path) -> Study:
             benches.append((str(path), found)) if fits(Bench, found) else unread.append(str(path))
     series = list(_series(sweeps, runs))
     if not series and not benches:
+        known = f"; {', '.join(unread)} cannot be read" if unread else ""
         raise ConfigError(
-            f"{results}: no results in it: expected a sweep.json, a *.metrics.json or a bench's JSON{_of(unread)}"
+            f"{results}: no results in it: expected a sweep.json, a *.metrics.json or a bench's JSON{known}"
         )
     return Study(results.resolve().name, tuple(series), tuple(benches), tuple(unread))
-
-
-def _of(unread: Sequence[str]) -> str:
-    return f"; {', '.join(unread)} cannot be read" if unread else ""
 
 
 def _files(results: Path) -> list[Path]:

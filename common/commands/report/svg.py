@@ -154,7 +154,8 @@ def bars(title: str, rows: Sequence[Bar], axis: Sequence[float], axis_name: Call
         )
     for place, row in enumerate(rows):
         top = place * _ROW
-        name = clipped(row.name, 58 - len(row.note))
+        most = 58 - len(row.note)
+        name = row.name if len(row.name) <= most else f"{row.name[: most - 1]}…"
         parts.append(f'<text class="name" x="{left}" y="{top + 11}">{html.escape(name)}</text>')
         parts.append(f'<text class="name faint end" x="{WIDTH - 6}" y="{top + 11}">{html.escape(row.note)}</text>')
         begin = row.start
@@ -172,10 +173,6 @@ def bars(title: str, rows: Sequence[Bar], axis: Sequence[float], axis_name: Call
             )
     parts.append(f'<text class="axis middle" x="{WIDTH / 2}" y="{height - 4}">{html.escape(label)}</text>')
     return _svg(title, height, parts)
-
-
-def clipped(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _svg(title: str, height: float, parts: Sequence[str]) -> str:

@@ -56,7 +56,7 @@ class FrontEnd(NamedTuple):
 def check_serving(serve: ServeConfig) -> tuple[bytes, ...]:
     """Return the API keys' digests, read once, since a pipe has them once. Raises ConfigError for what can be known to
     fail before anything is started."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in _NEEDED if not is_installed(name)]
     if missing:
         raise ConfigError(f"lopa serve needs {', '.join(missing)}: pip install -e '.[server]'")
     if serve.otlp_traces_endpoint is not None and not all(map(is_installed, NEEDED_BY_TRACES)):

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import pickle
 import signal
 import socket
 import sys
 from contextlib import nullcontext, suppress
 from importlib import import_module
-from typing import Any
 
 import uvicorn
 
@@ -29,7 +27,7 @@ from common.serving.http.engines.client import EngineClient
 from common.serving.http.gate import hosts_of
 from common.serving.http.rollouts import add_rollouts
 from common.serving.http.service import Service
-from common.serving.link import LENGTH_BYTES, framed
+from common.serving.link import framed, read_batch
 from common.serving.messages import Begin, Hello, Ready
 from common.serving.page import live_page
 from common.tables import counted
@@ -58,9 +56,14 @@ class FrontEnd:
     """
 
     def __init__(
-        self, begin: Begin, link: socket.socket, listening: socket.socket, meeting: socket.socket | None
+        self,
+        begin: Begin,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        listening: socket.socket,
+        meeting: socket.socket | None,
     ) -> None:
-        self._link, self._meeting = link, meeting
+        self._reader, self._starter, self._meeting = reader, writer, meeting
         self._serve, self._url = begin.run.serve, _url(begin)
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
@@ -111,13 +114,12 @@ class FrontEnd:
 
     async def _talk(self) -> None:
         """Speak with the engines until the process that started this one is gone."""
-        reader, self._starter = await asyncio.open_connection(sock=self._link)
         try:
             if self._meeting is None:
-                await self._engine.follow(reader, self._starter)
+                await self._engine.follow(self._reader, self._starter)
             else:
                 await asyncio.start_unix_server(self._meet, sock=self._meeting)
-                failed = await _next_message(reader)
+                (failed,) = await read_batch(self._reader)
                 self._engine.lose_all(failed.sentence)
         except (asyncio.IncompleteReadError, OSError):
             self._engine.lose_all("the server has ended")
@@ -127,7 +129,7 @@ class FrontEnd:
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Speak with a replica that has just started."""
         with suppress(asyncio.CancelledError):  # at the end; Python 3.11 would log it with a traceback
-            hello = await _next_message(reader)
+            (hello,) = await read_batch(reader)
             assert isinstance(hello, Hello), "it comes first"
             await self._engine.follow(reader, writer, hello.replica)
 
@@ -184,35 +186,19 @@ class FrontEnd:
 
 
 async def _main(listening: socket.socket, link: socket.socket, meeting: socket.socket | None = None) -> None:
-    begin = await asyncio.to_thread(_first_message, link)
+    reader, writer = await asyncio.open_connection(sock=link)
+    try:
+        (begin,) = await read_batch(reader)
+    except (asyncio.IncompleteReadError, OSError):
+        raise SystemExit(1) from None  # the engine's process has said why it ended
+    assert isinstance(begin, Begin), "it comes first"
     logger.info("listening on %s; loading the model, and answering 503 until it is ready", _url(begin))
-    await FrontEnd(begin, link, listening, meeting).run()
-
-
-async def _next_message(reader: asyncio.StreamReader) -> Any:
-    """Return a message that comes alone. Raises IncompleteReadError at the end."""
-    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
-    (message,) = pickle.loads(await reader.readexactly(length))
-    return message
+    await FrontEnd(begin, reader, writer, listening, meeting).run()
 
 
 def _url(begin: Begin) -> str:
     host = begin.run.serve.host
     return f"http://{f'[{host}]' if ':' in host else host}:{begin.port}"
-
-
-def _first_message(link: socket.socket) -> Begin:
-    length = int.from_bytes(_exactly(link, LENGTH_BYTES), "big")
-    (begin,) = pickle.loads(_exactly(link, length))
-    assert isinstance(begin, Begin), "it comes first"
-    return begin
-
-
-def _exactly(link: socket.socket, count: int) -> bytes:
-    data = link.recv(count, socket.MSG_WAITALL)
-    if len(data) < count:
-        raise SystemExit(1)  # the engine's process has said why it ended
-    return data
 
 
 def main() -> None:

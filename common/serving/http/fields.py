@@ -198,11 +198,6 @@ class Sampling(AnswerFields, Fields):
         return self.response_format is not None or self.structured_outputs is not None
 
     @property
-    def length_name(self) -> str:
-        """The name of the field that limits the tokens."""
-        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
-
-    @property
     def num_logprobs(self) -> int | None:
         """As in GenerationRequest; the routes name it differently."""
         return None

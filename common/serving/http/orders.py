@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from common.config import DecodeConfig, RunConfig
@@ -80,19 +81,14 @@ class OrderBook:
 
     def is_prepared(self, fields: Sampling) -> bool:
         """Return whether `orders` takes no time, since nothing is left to compile. Raises ApiError."""
-        try:
+        with _naming(fields):
             return self._maker.formats.is_compiled(fields.wishes)
-        except RequestError as error:
-            raise _refused(error, fields) from None
 
     def prepare(self, fields: Sampling) -> None:
         """Compile what the answers are held to, which may take seconds; `orders` takes no time for it afterwards.
         Raises ApiError for what cannot be compiled."""
-        try:
-            if not self._maker.formats.is_compiled(fields.wishes):
-                self._maker.formats.compiled(fields.wishes)
-        except RequestError as error:
-            raise _refused(error, fields) from None
+        with _naming(fields):
+            self._maker.formats.compiled(fields.wishes)
 
     def orders(self, prefix: str, fields: Sampling, prompts: Sequence[Sequence[int]], header_id: str | None) -> Orders:
         """Make a call's orders. prefix: of the answer's id. header_id: a request id that the body does not name."""
@@ -158,22 +154,24 @@ class OrderBook:
         return wishes._replace(max_tokens=_COMPLETION_TOKENS)
 
     def _request(self, id: str, prompt: tuple[int, ...], fields: Sampling, noise_name: str) -> GenerationRequest:
-        try:
+        with _naming(fields):
             return self._maker.request(id, prompt, self._wishes(fields, len(prompt)), noise_name)
-        except RequestError as error:
-            raise _refused(error, fields) from None
-        except ConfigError as error:
-            raise ApiError(400, str(error)) from None
 
 
-def _refused(error: RequestError, fields: Sampling) -> ApiError:
-    """Return the answer that names the field as the client has written it."""
-    param = error.field
-    if param in PaceFields.model_fields or param in CanvasFields.model_fields:
-        param = f"diffusion.{param}"
-    elif param == "max_tokens":
-        param = fields.length_name
-    return ApiError(400, f"{param}: {error.reason}" if param else error.reason, param)
+@contextmanager
+def _naming(fields: Sampling) -> Iterator[None]:
+    """Make ApiErrors of what cannot be decoded, which name the field as the client has written it."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.field
+        if param in PaceFields.model_fields or param in CanvasFields.model_fields:
+            param = f"diffusion.{param}"
+        elif param == "max_tokens":
+            param = "max_completion_tokens" if fields.max_completion_tokens else "max_tokens"
+        raise ApiError(400, f"{param}: {error.reason}" if param else error.reason, param) from None
+    except ConfigError as error:
+        raise ApiError(400, str(error)) from None
 
 
 def refuse_unsupported(fields: Fields) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .draft import T
@@ -35,57 +36,49 @@ VERBS = "compute solve process apply run get find make calc handle".split()  # n
 NOUNS = "list values result items numbers total pipeline answer data score output steps".split()  # noqa: SIM905
 
 
-def _pick(rng: random.Random, options: list[T] | tuple[T, ...]) -> T:
+def _pick(rng: random.Random, options: Sequence[T]) -> T:
     return options[int(rng.random() * len(options))]
 
 
+# What an operation is called, in one or several ways, and its expression, in one or several; {c} and {d} are numbers.
+Kind = tuple[str | tuple[str, ...], str | tuple[str, ...]]
+FILTERS: tuple[Kind, ...] = (
+    (("the even values", "only even numbers"), "{v} % 2 == 0"),
+    (("the odd values", "only odd numbers"), "{v} % 2 == 1"),
+    (("the positive values", "only positive numbers"), "{v} > 0"),
+    (("the negative values", "only negative numbers"), "{v} < 0"),
+    (("values greater than {c}", "numbers above {c}"), "{v} > {c}"),
+    (("values less than {c}", "numbers below {c}"), "{v} < {c}"),
+    (("values of at least {c}", "numbers not below {c}"), "{v} >= {c}"),
+    (("multiples of {d}", "numbers divisible by {d}"), "{v} % {d} == 0"),
+    (("numbers not divisible by {d}", "values that are no multiple of {d}"), "{v} % {d} != 0"),
+)
+MAPS: tuple[Kind, ...] = (
+    (("add {c}", "increase by {c}"), "{v} + {c}"),
+    (("subtract {c}", "decrease by {c}"), "{v} - {c}"),
+    (("multiply by {c}", "scale by {c}"), "{v} * {c}"),
+    ("square it", ("{v} ** 2", "{v} * {v}")),
+    ("take the absolute value", "abs({v})"),
+    (("negate it", "flip the sign"), "-{v}"),
+    (("take the remainder modulo {c}", "reduce modulo {c}"), "{v} % {c}"),
+    (("divide by {c} rounding down", "floor divide by {c}"), "{v} // {c}"),
+    (("cap it at {c}", "take the minimum with {c}"), "min({v}, {c})"),
+    (("raise it to at least {c}", "take the maximum with {c}"), "max({v}, {c})"),
+)
+
+
+def _operation(rng: random.Random, kinds: Sequence[Kind], num_numbers: int) -> Operation:
+    c = int(rng.random() * num_numbers) + 2
+    drawn = (part if isinstance(part, str) else _pick(rng, part) for part in _pick(rng, kinds))
+    return Operation(*(part.format(v="{v}", c=c, d=c % 8 + 2) for part in drawn))
+
+
 def _filter(rng: random.Random) -> Operation:
-    c = int(rng.random() * 19) + 2
-    kind = int(rng.random() * 9)
-    if kind == 0:
-        return Operation(_pick(rng, ("the even values", "only even numbers")), "{v} % 2 == 0")
-    if kind == 1:
-        return Operation(_pick(rng, ("the odd values", "only odd numbers")), "{v} % 2 == 1")
-    if kind == 2:
-        return Operation(_pick(rng, ("the positive values", "only positive numbers")), "{v} > 0")
-    if kind == 3:
-        return Operation(_pick(rng, ("the negative values", "only negative numbers")), "{v} < 0")
-    if kind == 4:
-        return Operation(_pick(rng, (f"values greater than {c}", f"numbers above {c}")), f"{{v}} > {c}")
-    if kind == 5:
-        return Operation(_pick(rng, (f"values less than {c}", f"numbers below {c}")), f"{{v}} < {c}")
-    if kind == 6:
-        return Operation(_pick(rng, (f"values of at least {c}", f"numbers not below {c}")), f"{{v}} >= {c}")
-    d = c % 8 + 2
-    if kind == 7:
-        return Operation(_pick(rng, (f"multiples of {d}", f"numbers divisible by {d}")), f"{{v}} % {d} == 0")
-    return Operation(
-        _pick(rng, (f"numbers not divisible by {d}", f"values that are no multiple of {d}")), f"{{v}} % {d} != 0"
-    )
+    return _operation(rng, FILTERS, 19)
 
 
 def _map(rng: random.Random) -> Operation:
-    c = int(rng.random() * 14) + 2
-    kind = int(rng.random() * 10)
-    if kind == 0:
-        return Operation(_pick(rng, (f"add {c}", f"increase by {c}")), f"{{v}} + {c}")
-    if kind == 1:
-        return Operation(_pick(rng, (f"subtract {c}", f"decrease by {c}")), f"{{v}} - {c}")
-    if kind == 2:
-        return Operation(_pick(rng, (f"multiply by {c}", f"scale by {c}")), f"{{v}} * {c}")
-    if kind == 3:
-        return Operation("square it", _pick(rng, ("{v} ** 2", "{v} * {v}")))
-    if kind == 4:
-        return Operation("take the absolute value", "abs({v})")
-    if kind == 5:
-        return Operation(_pick(rng, ("negate it", "flip the sign")), "-{v}")
-    if kind == 6:
-        return Operation(_pick(rng, (f"take the remainder modulo {c}", f"reduce modulo {c}")), f"{{v}} % {c}")
-    if kind == 7:
-        return Operation(_pick(rng, (f"divide by {c} rounding down", f"floor divide by {c}")), f"{{v}} // {c}")
-    if kind == 8:
-        return Operation(_pick(rng, (f"cap it at {c}", f"take the minimum with {c}")), f"min({{v}}, {c})")
-    return Operation(_pick(rng, (f"raise it to at least {c}", f"take the maximum with {c}")), f"max({{v}}, {c})")
+    return _operation(rng, MAPS, 14)
 
 
 REDUCTIONS: tuple[tuple[tuple[str, ...], str], ...] = (

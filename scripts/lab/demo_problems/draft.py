@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -40,6 +41,9 @@ class MathProblem(NamedTuple):
     final: int
 
 
+_RESULT_OF = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+
+
 class Draft:
     """Collects a problem.
 
@@ -51,12 +55,13 @@ class Draft:
     plain: a solution has none of this: each kind of line has one phrasing, and holds its computation alone.
     """
 
-    __slots__ = ("break_lines", "facts", "lines", "num_steps", "plain", "rng", "tight", "times", "voice")
+    __slots__ = ("break_lines", "facts", "lines", "num_steps", "plain", "rng", "tight", "times", "voice", "words")
 
     def __init__(self, rng: random.Random, plain: bool = False) -> None:
         self.rng, self.plain = rng, plain
         self.facts: list[str] = []
         self.lines: list[str] = []
+        self.words: dict[str, object] = {}  # that any template may name
         self.tight = rng.random() < 0.75
         self.times = "*" if rng.random() < 0.6 else "x"
         self.break_lines = rng.random() < 0.7
@@ -75,11 +80,19 @@ class Draft:
         return self.rng.random() < probability
 
     def people(self, count: int) -> list[Person]:
-        return self.rng.sample(PEOPLE, count)
+        """Draw people, the first of whom the problem is about."""
+        first, *others = self.rng.sample(PEOPLE, count)
+        self.words |= {"name": first.name, "he": first.he, "He": first.He, "him": first.him}
+        return [first, *others]
 
-    def equation(self, left: int, sign: str, right: int, result: int) -> str:
-        sign = self.times if sign == "*" else sign
-        return f"{left}{sign}{right}={result}" if self.tight else f"{left} {sign} {right} = {result}"
+    def compute(self, task: tuple[int, str, int], templates: Sequence[str], given: str = "", **values: object) -> int:
+        """Add a line as `work` does, with the task's equation as {e}, and return its result."""
+        left, sign, right = task
+        result = _RESULT_OF[sign](left, right)
+        shown = self.times if sign == "*" else sign
+        equation = f"{left}{shown}{right}={result}" if self.tight else f"{left} {shown} {right} = {result}"
+        self.work(templates, given, e=equation, **values)
+        return result
 
     def sum_of(self, terms: Sequence[int]) -> str:
         """Three terms and more are added from the left: 2+3+4=5+4=9."""
@@ -88,10 +101,11 @@ class Draft:
         return equals.join(sums)
 
     def tell(self, templates: Sequence[str], **values: object) -> None:
-        self.facts.append(self.pick(templates).format(**values))
+        self.facts.append(self.pick(templates).format(**{**self.words, **values}))
 
     def work(self, templates: Sequence[str], given: str = "", **values: object) -> None:
         """Add a line to the solution: `given` is what it takes from the question, if anything."""
+        values = {**self.words, **values}
         if self.plain:
             line = templates[-1].format(**values)
             self.lines.append(f"{line[0].upper()}{line[1:]}.")

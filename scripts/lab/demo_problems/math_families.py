@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from .draft import Draft, MathProblem, Person
+from .draft import Draft, MathProblem
 
 ITEMS = (
     "apples", "marbles", "stickers", "pens", "books", "cards", "coins", "shells", "cookies", "stamps", "beads", "pears",
@@ -87,54 +87,40 @@ HOW_MANY_NOW = (
 )  # fmt: skip
 
 
-def _inventory_step(draft: Draft, count: int, who: Person, friend: Person, items: str) -> int:
-    values = {"name": who.name, "he": who.he, "He": who.He, "him": who.him, "friend": friend.name, "items": items}
-    values["place"] = draft.pick(PLACES)
+def _inventory_step(draft: Draft, count: int) -> int:
+    draft.words["place"] = draft.pick(PLACES)
     kinds = ["gain", "gain", "pack"] if count < 20 else ["gain", "loss", "loss", "pack", "double", "half"]
     kind = draft.pick(kinds)
     if kind == "double" and count <= 450:
-        draft.tell(DOUBLE_FACTS, **values)
-        draft.work(DOUBLE_LINES, "all {items} double", e=draft.equation(count, "*", 2, 2 * count), **values)
-        return 2 * count
+        draft.tell(DOUBLE_FACTS)
+        return draft.compute((count, "*", 2), DOUBLE_LINES, "all {items} double")
     if kind == "half" and count % 2 == 0:
-        draft.tell(HALF_FACTS, **values)
-        draft.work(HALF_LINES, "half of the {items} go", e=draft.equation(count, "/", 2, count // 2), **values)
-        return count // 2
+        draft.tell(HALF_FACTS)
+        return draft.compute((count, "/", 2), HALF_LINES, "half of the {items} go")
     if kind == "pack" and count < 880:
         a, b, packs = draft.between(2, 9), draft.between(2, 12), draft.pick(PACKS)
-        draft.tell(PACK_FACTS, a=a, b=b, packs=packs, **values)
-        draft.work(
-            PRODUCT_LINES,
-            "{a} {packs} of {b} come",
-            a=a,
-            b=b,
-            packs=packs,
-            e=draft.equation(a, "*", b, a * b),
-            **values,
-        )
-        draft.work(GAIN_LINES, n=a * b, e=draft.equation(count, "+", a * b, count + a * b), **values)
-        return count + a * b
+        draft.tell(PACK_FACTS, a=a, b=b, packs=packs)
+        draft.compute((a, "*", b), PRODUCT_LINES, "{a} {packs} of {b} come", a=a, b=b, packs=packs)
+        return draft.compute((count, "+", a * b), GAIN_LINES, n=a * b)
     if kind in ("gain", "pack") and count < 950:
         n = draft.between(2, min(99, 999 - count))
-        draft.tell(GAIN_FACTS, n=n, **values)
-        draft.work(GAIN_LINES, "{n} {items} come", n=n, e=draft.equation(count, "+", n, count + n), **values)
-        return count + n
+        draft.tell(GAIN_FACTS, n=n)
+        return draft.compute((count, "+", n), GAIN_LINES, "{n} {items} come", n=n)
     n = draft.between(2, min(count - 1, 120))
-    draft.tell(LOSS_FACTS, n=n, **values)
-    draft.work(LOSS_LINES, "{n} {items} go", n=n, e=draft.equation(count, "-", n, count - n), **values)
-    return count - n
+    draft.tell(LOSS_FACTS, n=n)
+    return draft.compute((count, "-", n), LOSS_LINES, "{n} {items} go", n=n)
 
 
 def inventory(draft: Draft) -> MathProblem:
-    who, friend = draft.people(2)
-    items = draft.pick(ITEMS)
+    _, friend = draft.people(2)
+    draft.words |= {"friend": friend.name, "items": draft.pick(ITEMS)}
     count = draft.between(3, 20) if draft.chance(0.3) else draft.between(20, 400)
-    draft.tell(START_FACTS, name=who.name, n=count, items=items)
+    draft.tell(START_FACTS, n=count)
     if draft.chance(0.5):
-        draft.work(START_LINES, name=who.name, n=count, items=items)
+        draft.work(START_LINES, n=count)
     for _ in range(draft.pick((2, 3, 3, 4, 4, 5, 5))):
-        count = _inventory_step(draft, count, who, friend, items)
-    draft.tell(HOW_MANY_NOW, name=who.name, he=who.he, items=items)
+        count = _inventory_step(draft, count)
+    draft.tell(HOW_MANY_NOW)
     return draft.finish(count)
 
 
@@ -166,46 +152,30 @@ CHANGE_LINES = ("the change is {e}", "{name} gets back {e} dollars", "{he} has {
 
 
 def shopping(draft: Draft) -> MathProblem:
-    (who,) = draft.people(1)
-    person = {"name": who.name, "he": who.he, "He": who.He, "him": who.him}
+    draft.people(1)
     draft.tell(
-        ("{name} goes shopping.", "{name} visits a store.", "{name} is at the market.", "{name} needs a few things."),
-        **person,
+        ("{name} goes shopping.", "{name} visits a store.", "{name} is at the market.", "{name} needs a few things.")
     )
     costs = []
     for good in draft.rng.sample(GOODS, draft.pick((1, 2, 2, 3))):
         quantity, price = draft.between(2, 9), draft.between(2, 12)
-        values = {"q": quantity, "p": price, "good": good, **person}
-        draft.tell(BUY_FACTS, **values)
-        draft.work(
-            BUY_LINES,
-            "there are {q} {good}s for {p} dollars each",
-            e=draft.equation(quantity, "*", price, quantity * price),
-            **values,
-        )
-        costs.append(quantity * price)
+        draft.words |= {"q": quantity, "p": price, "good": good}
+        draft.tell(BUY_FACTS)
+        costs.append(draft.compute((quantity, "*", price), BUY_LINES, "there are {q} {good}s for {p} dollars each"))
     total = sum(costs)
     if len(costs) > 1:
-        draft.work(TOTAL_LINES, e=draft.sum_of(costs), **person)
+        draft.work(TOTAL_LINES, e=draft.sum_of(costs))
     if draft.chance(0.4):
         off = draft.between(1, min(total - 1, 15))
-        draft.tell(COUPON_FACTS, n=off, **person)
-        draft.work(
-            COUPON_LINES, "the price drops by {n} dollars", n=off, e=draft.equation(total, "-", off, total - off)
-        )
-        total -= off
+        draft.tell(COUPON_FACTS, n=off)
+        total = draft.compute((total, "-", off), COUPON_LINES, "the price drops by {n} dollars", n=off)
     if draft.chance(0.5):
-        draft.tell(
-            ("How much does {he} pay?", "What is the total cost?", "How many dollars does {name} spend?"), **person
-        )
+        draft.tell(("How much does {he} pay?", "What is the total cost?", "How many dollars does {name} spend?"))
         return draft.finish(total)
     purse = min(n for n in (20, 50, 100, 150, 200, 300, 400) if n > total)
-    draft.tell(("{He} has ${n}.", "{He} pays with ${n}.", "{He} hands over ${n}."), n=purse, **person)
-    draft.tell(("How much change does {he} get?", "How much money is left?", "How many dollars remain?"), **person)
-    draft.work(
-        CHANGE_LINES, "{name} has {n} dollars", n=purse, e=draft.equation(purse, "-", total, purse - total), **person
-    )
-    return draft.finish(purse - total)
+    draft.tell(("{He} has ${n}.", "{He} pays with ${n}.", "{He} hands over ${n}."), n=purse)
+    draft.tell(("How much change does {he} get?", "How much money is left?", "How many dollars remain?"))
+    return draft.finish(draft.compute((purse, "-", total), CHANGE_LINES, "{name} has {n} dollars", n=purse))
 
 
 MORE_FACTS = ("{b} has {n} more {items} than {a}.", "{b} owns {n} {items} more than {a}.", "{b} has {n} more than {a}.")
@@ -234,42 +204,40 @@ GAP_LINES = ("the difference is {e}", "{b} has {e} more", "the gap is {e} {items
 
 def comparison(draft: Draft) -> MathProblem:
     people = draft.people(draft.pick((2, 3, 3, 4)))
-    items = draft.pick(ITEMS)
+    draft.words["items"] = draft.pick(ITEMS)
     counts = [draft.between(5, 90)]
-    draft.tell(START_FACTS[:3], name=people[0].name, n=counts[0], items=items)
+    draft.tell(START_FACTS[:3], n=counts[0])
     for i in range(1, len(people)):
         j = draft.between(max(0, i - 2), i - 1)
-        base, values = counts[j], {"a": people[j].name, "b": people[i].name, "items": items}
+        base = counts[j]
+        draft.words |= {"a": people[j].name, "b": people[i].name}
         if base <= 99 and draft.chance(0.3):
             n = draft.between(2, 4)
-            draft.tell(TIMES_FACTS, n=n, **values)
-            sign, result, given = "*", base * n, "{b} has {n} times as many as {a}"
+            draft.tell(TIMES_FACTS, n=n)
+            sign, given = "*", "{b} has {n} times as many as {a}"
         elif base > 12 and draft.chance(0.5):
             n = draft.between(2, min(base - 2, 60))
-            draft.tell(FEWER_FACTS, n=n, **values)
-            sign, result, given = "-", base - n, "{b} has {n} fewer than {a}"
+            draft.tell(FEWER_FACTS, n=n)
+            sign, given = "-", "{b} has {n} fewer than {a}"
         else:
             n = draft.between(2, 80)
-            draft.tell(MORE_FACTS, n=n, **values)
-            sign, result, given = "+", base + n, "{b} has {n} more than {a}"
-        draft.work(HAS_LINES, given, n=n, e=draft.equation(base, sign, n, result), **values)
-        counts.append(result)
+            draft.tell(MORE_FACTS, n=n)
+            sign, given = "+", "{b} has {n} more than {a}"
+        counts.append(draft.compute((base, sign, n), HAS_LINES, given, n=n))
     if draft.chance(0.7) or counts[-1] == counts[0]:
         draft.tell(
             (
                 "How many {items} do they have in total?",
                 "Find the number of {items} they own together.",
                 "How many is that altogether?",
-            ),
-            items=items,
+            )
         )
-        draft.work(ALL_LINES, e=draft.sum_of(counts), items=items)
+        draft.work(ALL_LINES, e=draft.sum_of(counts))
         return draft.finish(sum(counts))
     high, low = (-1, 0) if counts[-1] > counts[0] else (0, -1)
-    values = {"b": people[high].name, "a": people[low].name, "items": items}
-    draft.tell(("How many more {items} does {b} have than {a}?", "By how many {items} is {b} ahead of {a}?"), **values)
-    draft.work(GAP_LINES, e=draft.equation(counts[high], "-", counts[low], counts[high] - counts[low]), **values)
-    return draft.finish(counts[high] - counts[low])
+    draft.words |= {"b": people[high].name, "a": people[low].name}
+    draft.tell(("How many more {items} does {b} have than {a}?", "By how many {items} is {b} ahead of {a}?"))
+    return draft.finish(draft.compute((counts[high], "-", counts[low]), GAP_LINES))
 
 
 SHIFT_FACTS = ("{He} works {h} hours on {day}.", "On {day} {he} works {h} hours.", "{day}: {h} hours.")
@@ -295,62 +263,33 @@ SPEND_LINES = (
 
 
 def wages(draft: Draft) -> MathProblem:
-    (who,) = draft.people(1)
-    person = {"name": who.name, "he": who.he, "He": who.He, "him": who.him}
+    draft.people(1)
     wage = draft.between(6, 20)
-    draft.tell(
-        ("{name} earns ${w} an hour.", "{name} makes ${w} per hour.", "{name}'s job pays ${w} an hour."),
-        w=wage,
-        **person,
-    )
+    draft.tell(("{name} earns ${w} an hour.", "{name} makes ${w} per hour.", "{name}'s job pays ${w} an hour."), w=wage)
     days = draft.rng.sample(DAYS, draft.pick((1, 2, 2, 3)))
     hours = [draft.between(2, 9) for _ in days]
     for day, h in zip(days, hours, strict=True):
-        draft.tell(SHIFT_FACTS, day=day, h=h, **person)
+        draft.tell(SHIFT_FACTS, day=day, h=h)
     total = wage * sum(hours)
     if len(days) > 1 and sum(hours) <= 14 and draft.chance(0.5):
-        draft.work(
-            ("the hours add up to {e}", "{he} works {e} hours", "in hours that is {e}"),
-            e=draft.sum_of(hours),
-            **person,
-        )
-        draft.work(
-            EARN_LINES, "each hour pays {w} dollars", w=wage, e=draft.equation(sum(hours), "*", wage, total), **person
-        )
+        draft.work(("the hours add up to {e}", "{he} works {e} hours", "in hours that is {e}"), e=draft.sum_of(hours))
+        draft.compute((sum(hours), "*", wage), EARN_LINES, "each hour pays {w} dollars", w=wage)
     else:
         for day, h in zip(days, hours, strict=True):
-            draft.work(
-                SHIFT_LINES,
-                "{h} hours pay {w} dollars each",
-                w=wage,
-                day=day,
-                h=h,
-                e=draft.equation(h, "*", wage, h * wage),
-                **person,
-            )
+            draft.compute((h, "*", wage), SHIFT_LINES, "{h} hours pay {w} dollars each", w=wage, day=day, h=h)
         if len(days) > 1:
-            draft.work(EARN_LINES, e=draft.sum_of([h * wage for h in hours]), **person)
+            draft.work(EARN_LINES, e=draft.sum_of([h * wage for h in hours]))
     if draft.chance(0.4):
         bonus = draft.between(5, 60)
-        draft.tell(
-            ("{He} also gets a bonus of ${n}.", "There is a bonus of ${n}.", "The boss adds ${n}."), n=bonus, **person
-        )
-        draft.work(BONUS_LINES, "the bonus is {n} dollars", n=bonus, e=draft.equation(total, "+", bonus, total + bonus))
-        total += bonus
+        draft.tell(("{He} also gets a bonus of ${n}.", "There is a bonus of ${n}.", "The boss adds ${n}."), n=bonus)
+        total = draft.compute((total, "+", bonus), BONUS_LINES, "the bonus is {n} dollars", n=bonus)
     if draft.chance(0.5):
-        draft.tell(("How much does {he} earn?", "How many dollars is that?", "What is {name}'s pay?"), **person)
+        draft.tell(("How much does {he} earn?", "How many dollars is that?", "What is {name}'s pay?"))
         return draft.finish(total)
     spent = draft.between(2, min(total - 1, 80))
-    draft.tell(
-        ("{He} spends ${n} on food.", "{He} pays ${n} for a bus card.", "A new bag costs {him} ${n}."),
-        n=spent,
-        **person,
-    )
-    draft.tell(("How much is left?", "How many dollars does {name} keep?", "What remains of the money?"), **person)
-    draft.work(
-        SPEND_LINES, "{name} spends {n} dollars", n=spent, e=draft.equation(total, "-", spent, total - spent), **person
-    )
-    return draft.finish(total - spent)
+    draft.tell(("{He} spends ${n} on food.", "{He} pays ${n} for a bus card.", "A new bag costs {him} ${n}."), n=spent)
+    draft.tell(("How much is left?", "How many dollars does {name} keep?", "What remains of the money?"))
+    return draft.finish(draft.compute((total, "-", spent), SPEND_LINES, "{name} spends {n} dollars", n=spent))
 
 
 TRIPS = (("drives", "km"), ("rides", "km"), ("flies", "miles"), ("sails", "miles"), ("travels", "km"))
@@ -364,9 +303,9 @@ LEG_LINES = (
 
 
 def travel(draft: Draft) -> MathProblem:
-    (who,) = draft.people(1)
+    draft.people(1)
     verb, unit = draft.pick(TRIPS)
-    values = {"name": who.name, "he": who.he, "He": who.He, "verb": verb, "unit": unit}
+    draft.words |= {"verb": verb, "unit": unit}
     legs = []
     for i in range(draft.pick((1, 2, 2, 3))):
         speed, h = draft.between(3, 9) * draft.pick((1, 10, 10)), draft.between(2, 9)
@@ -378,26 +317,17 @@ def travel(draft: Draft) -> MathProblem:
             ),
             h=h,
             s=speed,
-            **values,
         )
-        draft.work(
-            LEG_LINES,
-            "{name} {verb} {h} hours at {s} {unit}",
-            h=h,
-            s=speed,
-            e=draft.equation(speed, "*", h, speed * h),
-            **values,
-        )
+        draft.compute((speed, "*", h), LEG_LINES, "{name} {verb} {h} hours at {s} {unit}", h=h, s=speed)
         legs.append(speed * h)
     total = sum(legs)
     if len(legs) > 1:
         draft.work(
             ("the whole way is {e} {unit}", "all legs make {e}", "we add the legs: {e}", "so far that is {e} {unit}"),
             e=draft.sum_of(legs),
-            unit=unit,
         )
     if total > 900 or draft.chance(0.5):
-        draft.tell(("How many {unit} is that?", "How far does {he} go?", "What is the whole distance?"), **values)
+        draft.tell(("How many {unit} is that?", "How far does {he} go?", "What is the whole distance?"))
         return draft.finish(total)
     trip = total + draft.between(3, 99)
     draft.tell(
@@ -407,23 +337,22 @@ def travel(draft: Draft) -> MathProblem:
             "In all {he} must cover {n} {unit}.",
         ),
         n=trip,
-        **values,
     )
-    draft.tell(("How many {unit} are left?", "How far is it still?", "What distance remains?"), **values)
-    draft.work(
-        ("there are {e} {unit} left", "the rest is {e}", "it is still {e} {unit}", "{e} remain"),
-        "the trip has {n} {unit}",
-        n=trip,
-        e=draft.equation(trip, "-", total, trip - total),
-        **values,
+    draft.tell(("How many {unit} are left?", "How far is it still?", "What distance remains?"))
+    return draft.finish(
+        draft.compute(
+            (trip, "-", total),
+            ("there are {e} {unit} left", "the rest is {e}", "it is still {e} {unit}", "{e} remain"),
+            "the trip has {n} {unit}",
+            n=trip,
+        )
     )
-    return draft.finish(trip - total)
 
 
 def reading(draft: Draft) -> MathProblem:
-    (who,) = draft.people(1)
+    draft.people(1)
     pages, days, extra = draft.between(4, 40), draft.between(2, 9), draft.between(2, 40)
-    values = {"name": who.name, "he": who.he, "He": who.He, "p": pages, "d": days}
+    draft.words |= {"p": pages, "d": days}
     read = pages * days
     total = read + extra + draft.between(5, 200)
     draft.tell(
@@ -433,10 +362,10 @@ def reading(draft: Draft) -> MathProblem:
             "A book with {t} pages lies on {name}'s desk.",
         ),
         t=total,
-        **values,
     )
-    draft.tell(("{He} reads {p} pages a day for {d} days.", "For {d} days {he} reads {p} pages each day."), **values)
-    draft.work(
+    draft.tell(("{He} reads {p} pages a day for {d} days.", "For {d} days {he} reads {p} pages each day."))
+    draft.compute(
+        (pages, "*", days),
         (
             "in {d} days that is {e} pages",
             "{he} reads {e} pages",
@@ -444,8 +373,6 @@ def reading(draft: Draft) -> MathProblem:
             "the first days cover {e} pages",
         ),
         "{name} reads {p} pages a day for {d} days",
-        e=draft.equation(pages, "*", days, read),
-        **values,
     )
     if draft.chance(0.6):
         draft.tell(
@@ -455,57 +382,58 @@ def reading(draft: Draft) -> MathProblem:
                 "On the next day {he} reads {x} pages.",
             ),
             x=extra,
-            **values,
         )
-        draft.work(
+        read = draft.compute(
+            (read, "+", extra),
             ("with {x} more it is {e}", "now {e} pages are done", "adding {x} makes {e}", "{he} is at page {e}"),
             "{name} reads {x} pages more",
             x=extra,
-            e=draft.equation(read, "+", extra, read + extra),
-            **values,
         )
-        read += extra
-    draft.tell(("How many pages are left?", "How many pages remain?", "How many pages must {he} still read?"), **values)
-    draft.work(
-        ("there are {e} pages left", "{e} pages remain", "the rest is {e}", "we subtract: {e}", "{name} still has {e}"),
-        "the book has {t} pages",
-        t=total,
-        e=draft.equation(total, "-", read, total - read),
-        **values,
+    draft.tell(("How many pages are left?", "How many pages remain?", "How many pages must {he} still read?"))
+    return draft.finish(
+        draft.compute(
+            (total, "-", read),
+            (
+                "there are {e} pages left",
+                "{e} pages remain",
+                "the rest is {e}",
+                "we subtract: {e}",
+                "{name} still has {e}",
+            ),
+            "the book has {t} pages",
+            t=total,
+        )
     )
-    return draft.finish(total - read)
 
 
 def packing(draft: Draft) -> MathProblem:
-    who, friend = draft.people(2)
+    _, friend = draft.people(2)
     items, packs = draft.pick(ITEMS), draft.pick(PACKS)
     size, full = draft.between(2, 9), draft.between(3, 30)
     total = size * full
     first = draft.between(1, total - 1)
-    values = {"name": who.name, "friend": friend.name, "items": items, "packs": packs, "s": size}
+    draft.words |= {"friend": friend.name, "items": items, "packs": packs, "s": size}
     draft.tell(
         ("{name} has {a} {items} and {friend} has {b}.", "{name} brings {a} {items}, {friend} brings {b}."),
         a=first,
         b=total - first,
-        **values,
     )
-    draft.work(
+    draft.compute(
+        (first, "+", total - first),
         ("together there are {e} {items}", "both have {e}", "they share {e} {items}", "we add: {e}"),
         "{name} has {a} and {friend} has {b}",
         a=first,
         b=total - first,
-        e=draft.equation(first, "+", total - first, total),
-        **values,
     )
     draft.tell(
         (
             "They fill {packs} with {s} {items} each.",
             "They pack {s} {items} into each of the {packs}.",
             "{s} {items} go into each of the {packs}.",
-        ),
-        **values,
+        )
     )
-    draft.work(
+    draft.compute(
+        (total, "/", size),
         (
             "that fills {e} {packs}",
             "they need {e} {packs}",
@@ -514,54 +442,43 @@ def packing(draft: Draft) -> MathProblem:
             "the number of {packs} is {e}",
         ),
         "{s} {items} go into each of the {packs}",
-        e=draft.equation(total, "/", size, full),
-        **values,
     )
     if draft.chance(0.5):
-        draft.tell(
-            ("How many {packs} do they fill?", "How many {packs} are needed?", "Find the number of {packs}."), **values
-        )
+        draft.tell(("How many {packs} do they fill?", "How many {packs} are needed?", "Find the number of {packs}."))
         return draft.finish(full)
     gone = draft.between(1, full - 1)
-    draft.tell(
-        ("They sell {g} {packs}.", "{g} {packs} go to a neighbour.", "They give away {g} {packs}."), g=gone, **values
+    draft.tell(("They sell {g} {packs}.", "{g} {packs} go to a neighbour.", "They give away {g} {packs}."), g=gone)
+    draft.tell(("How many {packs} are left?", "How many {packs} do they keep?"))
+    return draft.finish(
+        draft.compute(
+            (full, "-", gone),
+            ("{e} {packs} are left", "they keep {e}", "minus {g} that is {e}", "there remain {e} {packs}"),
+            "{g} {packs} go",
+            g=gone,
+        )
     )
-    draft.tell(("How many {packs} are left?", "How many {packs} do they keep?"), **values)
-    draft.work(
-        ("{e} {packs} are left", "they keep {e}", "minus {g} that is {e}", "there remain {e} {packs}"),
-        "{g} {packs} go",
-        g=gone,
-        e=draft.equation(full, "-", gone, full - gone),
-        **values,
-    )
-    return draft.finish(full - gone)
 
 
 def saving(draft: Draft) -> MathProblem:
-    (who,) = draft.people(1)
+    draft.people(1)
     start, rate, weeks = draft.between(5, 200), draft.between(3, 20), draft.between(2, 9)
-    values = {"name": who.name, "he": who.he, "He": who.He, "r": rate, "w": weeks}
-    draft.tell(
-        ("{name} has ${n} in the bank.", "{name} starts saving with ${n}.", "{name}'s jar holds ${n}."),
-        n=start,
-        **values,
-    )
+    draft.words |= {"r": rate, "w": weeks}
+    draft.tell(("{name} has ${n} in the bank.", "{name} starts saving with ${n}.", "{name}'s jar holds ${n}."), n=start)
     draft.tell(
         (
             "Every week {he} adds ${r}, for {w} weeks.",
             "{He} puts in ${r} a week for {w} weeks.",
             "For {w} weeks {he} saves ${r} each week.",
-        ),
-        **values,
+        )
     )
-    draft.work(
+    draft.compute(
+        (rate, "*", weeks),
         ("in {w} weeks {he} adds {e} dollars", "the weeks bring {e}", "{w} weeks of {r} are {e}", "{he} saves {e}"),
         "{name} saves {r} dollars a week",
-        e=draft.equation(rate, "*", weeks, rate * weeks),
-        **values,
     )
     total = start + rate * weeks
-    draft.work(
+    draft.compute(
+        (start, "+", rate * weeks),
         (
             "with the first money it is {e}",
             "the jar then holds {e}",
@@ -570,98 +487,77 @@ def saving(draft: Draft) -> MathProblem:
         ),
         "{name} had {n} dollars before",
         n=start,
-        e=draft.equation(start, "+", rate * weeks, total),
-        **values,
     )
     if draft.chance(0.5):
         draft.tell(
-            ("How much money does {he} have then?", "How many dollars are there now?", "What are {name}'s savings?"),
-            **values,
+            ("How much money does {he} have then?", "How many dollars are there now?", "What are {name}'s savings?")
         )
         return draft.finish(total)
     goal = total + draft.between(4, 99)
-    draft.tell(("A bike costs ${g}.", "{He} wants a ${g} camera.", "The goal is ${g}."), g=goal, **values)
-    draft.tell(("How many dollars are missing?", "How much more does {he} need?"), **values)
-    draft.work(
-        ("{he} still needs {e}", "the missing part is {e} dollars", "{e} dollars are missing", "we subtract: {e}"),
-        "the goal is {g} dollars",
-        g=goal,
-        e=draft.equation(goal, "-", total, goal - total),
-        **values,
+    draft.tell(("A bike costs ${g}.", "{He} wants a ${g} camera.", "The goal is ${g}."), g=goal)
+    draft.tell(("How many dollars are missing?", "How much more does {he} need?"))
+    return draft.finish(
+        draft.compute(
+            (goal, "-", total),
+            ("{he} still needs {e}", "the missing part is {e} dollars", "{e} dollars are missing", "we subtract: {e}"),
+            "the goal is {g} dollars",
+            g=goal,
+        )
     )
-    return draft.finish(goal - total)
 
 
 def seating(draft: Draft) -> MathProblem:
     room = draft.pick(("hall", "theater", "bus station", "tent", "class room", "garden"))
     rows, per_row, extra = draft.between(2, 12), draft.between(3, 9), draft.between(2, 30)
     thing = draft.pick(("seats", "chairs", "desks", "tables"))
-    values = {"room": room, "thing": thing, "r": rows, "p": per_row}
+    draft.words |= {"room": room, "thing": thing, "r": rows, "p": per_row}
     total = rows * per_row
     draft.tell(
         (
             "A {room} has {r} rows with {p} {thing} each.",
             "There are {r} rows of {p} {thing} in the {room}.",
             "In a {room} {r} rows hold {p} {thing} each.",
-        ),
-        **values,
+        )
     )
-    draft.work(
+    draft.compute(
+        (rows, "*", per_row),
         ("the rows hold {e} {thing}", "{r} rows make {e}", "there are {e} {thing} in rows", "{r} times {p} is {e}"),
         "{r} rows have {p} {thing} each",
-        e=draft.equation(rows, "*", per_row, total),
-        **values,
     )
     if draft.chance(0.5):
         draft.tell(
             ("{x} {thing} more stand at the wall.", "Workers bring {x} more {thing}.", "Then {x} {thing} are added."),
             x=extra,
-            **values,
         )
-        draft.work(
+        total = draft.compute(
+            (total, "+", extra),
             ("with {x} more there are {e}", "that makes {e} {thing}", "adding {x} gives {e}", "the {room} now has {e}"),
             "{x} {thing} come",
             x=extra,
-            e=draft.equation(total, "+", extra, total + extra),
-            **values,
         )
-        total += extra
     taken = draft.between(1, total - 1)
-    draft.tell(
-        ("{t} {thing} are taken.", "People use {t} of them.", "{t} of the {thing} are broken."), t=taken, **values
+    draft.tell(("{t} {thing} are taken.", "People use {t} of them.", "{t} of the {thing} are broken."), t=taken)
+    draft.tell(("How many {thing} are free to use?", "How many {thing} remain?", "Find the number of {thing} left."))
+    return draft.finish(
+        draft.compute(
+            (total, "-", taken),
+            (
+                "{e} {thing} are free",
+                "taking off {t} leaves {e}",
+                "there remain {e}",
+                "the free ones are {e}",
+                "we subtract {t}: {e}",
+            ),
+            "{t} {thing} go",
+            t=taken,
+        )
     )
-    draft.tell(
-        ("How many {thing} are free to use?", "How many {thing} remain?", "Find the number of {thing} left."), **values
-    )
-    draft.work(
-        (
-            "{e} {thing} are free",
-            "taking off {t} leaves {e}",
-            "there remain {e}",
-            "the free ones are {e}",
-            "we subtract {t}: {e}",
-        ),
-        "{t} {thing} go",
-        t=taken,
-        e=draft.equation(total, "-", taken, total - taken),
-        **values,
-    )
-    return draft.finish(total - taken)
 
 
-def _losing_round(draft: Draft, i: int, n: int, total: int, values: dict[str, str]) -> int:
-    """Tells and works round i, which costs n points; the score behind it."""
-    draft.tell(
-        (
-            "Round {i} costs {n} points.",
-            "In round {i} {he} loses {n}.",
-            "A mistake in round {i} takes {n} points.",
-        ),
-        i=i,
-        n=n,
-        **values,
-    )
-    draft.work(
+# Of a round that is lost and of one that is won: how it is told, how it is worked, and what is given.
+ROUNDS = {
+    "-": (
+        ("Round {i} costs {n} points.", "In round {i} {he} loses {n}.", "A mistake in round {i} takes {n} points."),
         (
             "round {i} drops it to {e}",
             "after round {i} there are {e}",
@@ -669,22 +565,9 @@ def _losing_round(draft: Draft, i: int, n: int, total: int, values: dict[str, st
             "the score falls to {e}",
         ),
         "round {i} takes {n} points",
-        i=i,
-        n=n,
-        e=draft.equation(total, "-", n, total - n),
-    )
-    return total - n
-
-
-def _winning_round(draft: Draft, i: int, n: int, total: int, values: dict[str, str]) -> int:
-    """Tells and works round i, which brings n points; the score behind it."""
-    draft.tell(
+    ),
+    "+": (
         ("Round {i} gives {n} points.", "In round {i} {he} wins {n}.", "Round {i} adds {n}."),
-        i=i,
-        n=n,
-        **values,
-    )
-    draft.work(
         (
             "round {i} lifts it to {e}",
             "after round {i} there are {e}",
@@ -692,33 +575,25 @@ def _winning_round(draft: Draft, i: int, n: int, total: int, values: dict[str, s
             "the score rises to {e}",
         ),
         "round {i} adds {n} points",
-        i=i,
-        n=n,
-        e=draft.equation(total, "+", n, total + n),
-    )
-    return total + n
+    ),
+}
 
 
 def scores(draft: Draft) -> MathProblem:
-    (who,) = draft.people(1)
-    values = {"name": who.name, "he": who.he, "He": who.He}
+    draft.people(1)
     game = draft.pick(("a card game", "a quiz", "a ball game", "a board game"))
-    draft.tell(
-        ("{name} plays {game}.", "{name} takes part in {game}.", "In {game} {name} collects points."),
-        game=game,
-        **values,
-    )
+    draft.tell(("{name} plays {game}.", "{name} takes part in {game}.", "In {game} {name} collects points."), game=game)
     total = draft.between(5, 120)
     draft.tell(
-        ("Round 1 gives {n} points.", "{He} opens with {n} points.", "The first round brings {n} points."),
-        n=total,
-        **values,
+        ("Round 1 gives {n} points.", "{He} opens with {n} points.", "The first round brings {n} points."), n=total
     )
     for i in range(2, draft.between(3, 5) + 1):
         n = draft.between(2, 60)
-        is_lost = total > n + 3 and draft.chance(0.4)
-        total = (_losing_round if is_lost else _winning_round)(draft, i, n, total, values)
-    draft.tell(("What is the score?", "How many points does {name} have?", "Find the final score."), **values)
+        sign = "-" if total > n + 3 and draft.chance(0.4) else "+"
+        facts, lines, given = ROUNDS[sign]
+        draft.tell(facts, i=i, n=n)
+        total = draft.compute((total, sign, n), lines, given, i=i, n=n)
+    draft.tell(("What is the score?", "How many points does {name} have?", "Find the final score."))
     return draft.finish(total)
 
 

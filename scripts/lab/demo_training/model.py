@@ -25,10 +25,17 @@ class Visibility(NamedTuple):
     sin_SH: torch.Tensor
 
 
-def rotate(x_BNSH: torch.Tensor, see: Visibility) -> torch.Tensor:
+def turns(position_S: torch.Tensor, head_size: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosine and sine by which `rotate` turns heads at these positions, [S, H] each."""
+    exponent = torch.arange(0, head_size, 2, device=position_S.device).float() / head_size
+    angle_SH = torch.outer(position_S.float(), theta**-exponent).repeat(1, 2)
+    return angle_SH.cos(), angle_SH.sin()
+
+
+def rotate(x_BNSH: torch.Tensor, cos_SH: torch.Tensor, sin_SH: torch.Tensor) -> torch.Tensor:
     first, second = x_BNSH.chunk(2, dim=-1)
     rotated = torch.cat((-second, first), dim=-1)
-    return (x_BNSH * see.cos_SH + rotated * see.sin_SH).to(x_BNSH.dtype)
+    return (x_BNSH * cos_SH + rotated * sin_SH).to(x_BNSH.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -53,8 +60,10 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, see: Visibility) -> torch.Tensor:
         rows, length, _ = x.shape
-        q = rotate(self.q_proj(x).view(rows, length, self.heads, self.head_size).transpose(1, 2), see)
-        k = rotate(self.k_proj(x).view(rows, length, self.kv_heads, self.head_size).transpose(1, 2), see)
+        q, k = (
+            rotate(project(x).view(rows, length, -1, self.head_size).transpose(1, 2), see.cos_SH, see.sin_SH)
+            for project in (self.q_proj, self.k_proj)
+        )
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_size).transpose(1, 2)
         if see.bias_B1SS is None:
             out = flex_attention(q, k, v, score_mod=hide_beyond(see), enable_gqa=True)
@@ -98,10 +107,10 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, layer: Callable[[Any], nn.Module]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(recipe.vocabulary, recipe.hidden)
-        self.layers = nn.ModuleList(Layer(recipe) for _ in range(recipe.layers))
+        self.layers = nn.ModuleList(layer(recipe) for _ in range(recipe.layers))
         self.norm = RMSNorm(recipe.hidden, recipe.norm_eps)
 
 
@@ -121,21 +130,19 @@ class Dream(nn.Module):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.recipe = recipe
-        self.model = Body(recipe)
+        self.model = Body(recipe, Layer)
         self.lm_head = nn.Linear(recipe.hidden, recipe.vocabulary, bias=False)
         init_weights(self, recipe.layers)
 
     def visibility(self, block_BS: torch.Tensor, horizon_BS: torch.Tensor, is_flex: bool) -> Visibility:
-        head_size = self.recipe.hidden // self.recipe.heads
-        exponent = torch.arange(0, head_size, 2, device=block_BS.device).float() / head_size
-        position_S = torch.arange(block_BS.shape[1], device=block_BS.device).float()
-        angle = torch.outer(position_S, self.recipe.rope_theta**-exponent).repeat(1, 2)
+        position_S = torch.arange(block_BS.shape[1], device=block_BS.device)
         bias = None
         if not is_flex:
             is_visible = block_BS[:, None, None, :] <= horizon_BS[:, None, :, None]
             bias = torch.zeros(is_visible.shape, device=block_BS.device).masked_fill(~is_visible, -float("inf"))
             bias = bias.to(torch.bfloat16 if block_BS.is_cuda else torch.float32)
-        return Visibility(block_BS, horizon_BS, bias, angle.cos(), angle.sin())
+        head_size = self.recipe.hidden // self.recipe.heads
+        return Visibility(block_BS, horizon_BS, bias, *turns(position_S, head_size, self.recipe.rope_theta))
 
     def forward(
         self, tokens_BS: torch.Tensor, block_BS: torch.Tensor, horizon_BS: torch.Tensor, is_flex: bool = False

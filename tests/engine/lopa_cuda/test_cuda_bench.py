@@ -43,9 +43,8 @@ def test_a_run_measures_every_section_and_writes_its_files(cpu: DeviceProfile, t
 def test_scripted_steps_accept_the_number_asked_for(cpu: DeviceProfile) -> None:
     engine = build_engine(cpu, run_of("model_a"))
     decode = DECODE.model_copy(update={"num_lookahead": 0, "block_add_threshold": 0.01})
-    timed = TimedDecoding(
-        ScriptedEngine(engine, 4), engine, decode, load_model_config(GOLDEN / "model_a").mask_token_id, None
-    )
+    mask_token_id = load_model_config(GOLDEN / "model_a").mask_token_id
+    timed = TimedDecoding(ScriptedEngine(engine, 4), engine, decode, mask_token_id)
     completion = timed.decode((1, 2, 3))
     assert completion.num_canvas_tokens == 32
     assert 3 < completion.num_canvas_tokens / completion.num_forwards <= 5

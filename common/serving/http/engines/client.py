@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from common.decoding import Order as EngineOrder
 from common.serving.http.engines.replica import Answer, Replica
 from common.serving.http.errors import ApiError
 from common.serving.http.orders import Order
-from common.serving.link import LENGTH_BYTES
+from common.serving.link import read_batch
 from common.serving.messages import (
     TAKEN_ID,
     Abort,
@@ -74,9 +73,8 @@ class EngineClient:
         self._most_silent_s = most_silent_s
         self._num_front_ends = num_front_ends
         self._next = 0  # of replicas that have as few requests, the first from here on
-        self._aborts: dict[tuple[int, int], asyncio.Future[int]] = {}  # by call and replica
+        self._awaited: dict[tuple[int | str, int], asyncio.Future[Any]] = {}  # what is told, by call and replica
         self._num_aborts = 0
-        self._asked: dict[tuple[str, int], asyncio.Future[Obeyed | None]] = {}  # by call and replica
 
     @property
     def state(self) -> str:
@@ -100,10 +98,9 @@ class EngineClient:
         sentence = _GONE if len(self.replicas) == 1 else f"replica {number} has ended"
         try:
             while True:
-                head = await reader.readexactly(LENGTH_BYTES)
-                body = await reader.readexactly(int.from_bytes(head, "big"))
+                messages = await read_batch(reader)
                 replica.hear()
-                for message in pickle.loads(body):
+                for message in messages:
                     if isinstance(message, Failed):
                         sentence = message.sentence
                         self._lose(replica, sentence)
@@ -158,18 +155,10 @@ class EngineClient:
             found = [one for one in self._open_answers() if call_id is None or call_id in call_names(one.id)]
             self.abort(found)
             return len(found)
-        asked = self._usable()
         self._num_aborts += 1
-        number = self._num_aborts
-        counts = {(number, replica.number): asyncio.get_running_loop().create_future() for replica in asked}
-        self._aborts |= counts
-        try:
-            for replica in asked:
-                replica.send([AbortCall(number, call_id)])
-            return sum([await count for count in counts.values()])
-        finally:
-            for key in counts:
-                del self._aborts[key]
+        number, asked = self._num_aborts, [replica.number for replica in self._usable()]
+        counts = await self._told(number, AbortCall(number, call_id), asked)
+        return sum(count or 0 for count in counts.values())
 
     async def ask(
         self, what: EngineOrder | Pause | Continue, key: str, *, is_aborting: bool = False,
@@ -182,17 +171,7 @@ class EngineClient:
             if len(self._usable()) < len(self.replicas):
                 raise ApiError(503, "not all replicas are ready: send it again once GET /ready lists all of them so")
             to = range(len(self.replicas))
-        asked = {number: asyncio.get_running_loop().create_future() for number in to}
-        self._asked |= {(key, number): future for number, future in asked.items()}
-        try:
-            for number in to:
-                if self.replicas[number].state == "dead":
-                    asked[number].set_result(None)
-                self.replicas[number].send([Ask(key, what, is_aborting)])
-            return {number: await future for number, future in asked.items()}
-        finally:
-            for number in to:
-                del self._asked[key, number]
+        return await self._told(key, Ask(key, what, is_aborting), to)
 
     @property
     def weight_version(self) -> str:
@@ -220,6 +199,20 @@ class EngineClient:
         self.fail_all(sentence)
         for replica in self.replicas:
             self._lose(replica, sentence)
+
+    async def _told(self, key: int | str, message: AbortCall | Ask, to: Sequence[int]) -> dict[int, Any]:
+        """Send a message to the replicas of these numbers. Return what each says to it; None of one that has ended."""
+        futures = {number: asyncio.get_running_loop().create_future() for number in to}
+        self._awaited |= {(key, number): future for number, future in futures.items()}
+        try:
+            for number, future in futures.items():
+                if self.replicas[number].state == "dead":
+                    future.set_result(None)
+                self.replicas[number].send([message])
+            return {number: await future for number, future in futures.items()}
+        finally:
+            for number in futures:
+                del self._awaited[key, number]
 
     def _open_answers(self) -> list[Answer]:
         return [answer for replica in self.replicas for answer in replica.answers.values()]
@@ -258,7 +251,7 @@ class EngineClient:
         elif isinstance(message, Counts):
             replica.count(message)
         elif isinstance(message, Aborted):
-            self._count(message.number, replica, message.num_requests)
+            self._note(message.number, replica, message.num_requests)
         elif isinstance(message, Obeyed):
             self._note(message.key, replica, message)
         elif not isinstance(message, Failed):
@@ -284,19 +277,11 @@ class EngineClient:
         for answer in moved:
             answer.has_moved = True
         self._send_off(moved)
-        for number, _ in [*self._aborts]:
-            self._count(number, replica, 0)
-        for key, _ in [*self._asked]:
+        for key, _ in [*self._awaited]:
             self._note(key, replica, None)
 
-    def _count(self, number: int, replica: Replica, num_requests: int) -> None:
-        """Note how many requests of a call a replica aborts, the first that is heard of it."""
-        future = self._aborts.get((number, replica.number))
+    def _note(self, key: int | str, replica: Replica, said: int | Obeyed | None) -> None:
+        """Note what a replica first says to what it was asked, unless another front end has asked."""
+        future = self._awaited.get((key, replica.number))
         if future is not None and not future.done():
-            future.set_result(num_requests)
-
-    def _note(self, key: str, replica: Replica, obeyed: Obeyed | None) -> None:
-        """Note what a replica says to what it was asked, unless another front end has asked."""
-        future = self._asked.get((key, replica.number))
-        if future is not None and not future.done():
-            future.set_result(obeyed)
+            future.set_result(said)

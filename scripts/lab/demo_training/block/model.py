@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from demo_training.model import MLP, RMSNorm, init_weights
+from demo_training.model import MLP, Body, RMSNorm, init_weights, rotate, turns
 
 from .recipe import BlockRecipe
 
@@ -33,14 +33,7 @@ class View(NamedTuple):
 
 
 def view_of(position_T: torch.Tensor, recipe: BlockRecipe, mask: torch.Tensor | BlockMask | None = None) -> View:
-    exponent = torch.arange(0, recipe.head_size, 2, device=position_T.device).float() / recipe.head_size
-    angle_TH = torch.outer(position_T.float(), recipe.rope_theta**-exponent).repeat(1, 2)
-    return View(angle_TH.cos(), angle_TH.sin(), mask)
-
-
-def rotate(x_BNTH: torch.Tensor, view: View) -> torch.Tensor:
-    first, second = x_BNTH.chunk(2, dim=-1)
-    return x_BNTH * view.cos_TH + torch.cat((-second, first), dim=-1) * view.sin_TH
+    return View(*turns(position_T, recipe.head_size, recipe.rope_theta), mask)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | BlockMask | None) -> torch.Tensor:
@@ -68,9 +61,10 @@ class Attention(nn.Module):
         rows, length, _ = x.shape
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_size).transpose(1, 2)
         q, k = (
-            rotate(norm(project(x).view(rows, length, -1, self.head_size).transpose(1, 2).float()), view).to(v.dtype)
+            norm(project(x).view(rows, length, -1, self.head_size).transpose(1, 2).float())
             for project, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm))
         )
+        q, k = (rotate(one, view.cos_TH, view.sin_TH).to(v.dtype) for one in (q, k))
         seen = (k, v) if past is None else (torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2))
         out = attend(q, *seen, view.mask)
         return self.o_proj(out.transpose(1, 2).reshape(rows, length, -1)), (k, v)
@@ -111,21 +105,13 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x)), own
 
 
-class Body(nn.Module):
-    def __init__(self, recipe: BlockRecipe) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(recipe.vocabulary, recipe.hidden)
-        self.layers = nn.ModuleList(Layer(recipe) for _ in range(recipe.layers))
-        self.norm = RMSNorm(recipe.hidden, recipe.norm_eps)
-
-
 class BlockDiffusion(nn.Module):
     """Row p of the logits predicts position p: there is no shift."""
 
     def __init__(self, recipe: BlockRecipe) -> None:
         super().__init__()
         self.recipe = recipe
-        self.model = Body(recipe)
+        self.model = Body(recipe, Layer)
         self.lm_head = nn.Linear(recipe.hidden, recipe.vocabulary, bias=False)
         init_weights(self, recipe.layers)
 
