@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -57,6 +58,7 @@ _FIXES = {  # of what the system refuses
     errno.EPERM: "correct its permissions, or name another",
 }
 NO_SUCH_FILE = "no such file"
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 LOST_PEER = "a peer is gone or stuck"  # in messages that follow from another process's end
 
 
@@ -100,6 +102,12 @@ def first_line(error: BaseException) -> str:
         line = line.removeprefix(f"[Errno {error.errno}] ")
     # Python's own advice is for programmers.
     return "a number of more digits than can be read" if "set_int_max_str_digits" in line else line
+
+
+def harmless(text: str, besides: str = "") -> str:
+    """The text without control characters, which steer a terminal: Python's escapes stand in their place, but for those
+    of `besides`."""
+    return _CONTROLS.sub(lambda found: found[0] if found[0] in besides else repr(found[0])[1:-1], text)
 
 
 def one_line(message: str) -> str:

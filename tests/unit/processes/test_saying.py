@@ -13,6 +13,7 @@ import pytest
 from started import python
 
 from common.errors import what_failed
+from common.processes import show
 
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
 
@@ -86,3 +87,21 @@ def test_a_name_too_long_for_any_file_ends_in_the_sentence() -> None:
     )
     assert done.returncode == 2
     assert re.search(r"^lopa: x{300}: File name too long; choose a shorter one, .*\n\Z", done.stderr, re.MULTILINE)
+
+
+def test_a_line_of_the_log_steers_no_terminal() -> None:
+    script = (
+        "import logging; from common.processes import log_to_stderr; log_to_stderr(); "
+        "logging.error('a\\x1b[2J\\n%s', 'é')"
+    )
+    said = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, timeout=120).stderr
+    assert said == "lopa: a\\x1b[2J\né\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_an_answer_steers_no_terminal_and_is_whole_elsewhere(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    show("a\x1b[2J\n\u3000")
+    assert capsys.readouterr().out == ("a\\x1b[2J\n\u3000\n" if is_terminal else "a\x1b[2J\n\u3000\n")
