@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -44,7 +47,18 @@ _SIGNS_OF_LITTLE_MEMORY = (
     "Overflow when unpacking long",
 )
 
+_FIXES = {  # of what the system refuses
+    errno.ENAMETOOLONG: "choose a shorter one, of at most 255 bytes between two slashes and 4,095 in all",
+    errno.ENOSPC: "make room, or write elsewhere",
+    errno.EDQUOT: "make room, or write elsewhere",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "end other processes, which hold too many files open",
+    errno.ENOMEM: "end other processes, or take a machine of more memory",
+    errno.EACCES: "correct its permissions, or name another",
+    errno.EPERM: "correct its permissions, or name another",
+}
 NO_SUCH_FILE = "no such file"
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 LOST_PEER = "a peer is gone or stuck"  # in messages that follow from another process's end
 
 
@@ -63,6 +77,18 @@ def why_no_file(path: Path) -> str:
         return NO_SUCH_FILE
 
 
+def what_failed(error: BaseException) -> str:
+    """An error as one printable line: of what the system refuses the file, the reason and the fix."""
+    if not isinstance(error, OSError) or error.strerror is None or error.errno is None:
+        return one_line(" ".join(str(error).split()))
+    files = [
+        os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes, os.PathLike))
+    ]
+    where = "".join(f"{name}: " for name in [" to ".join(files)] if name)
+    fix = _FIXES.get(error.errno, "name another" if where else "")
+    return one_line(f"{where}{error.strerror}{fix and '; '}{fix}")
+
+
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """A question to put in front of the list of what is known; empty where nothing is alike."""
     close = get_close_matches(name, known, n=1)
@@ -72,8 +98,16 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 def first_line(error: BaseException) -> str:
     """What an error says, in a line; an error without text by its name."""
     line = (str(error).strip() or repr(error)).splitlines()[0]
+    if isinstance(error, OSError):
+        line = line.removeprefix(f"[Errno {error.errno}] ")
     # Python's own advice is for programmers.
     return "a number of more digits than can be read" if "set_int_max_str_digits" in line else line
+
+
+def harmless(text: str, besides: str = "") -> str:
+    """The text without control characters, which steer a terminal: Python's escapes stand in their place, but for those
+    of `besides`."""
+    return _CONTROLS.sub(lambda found: found[0] if found[0] in besides else repr(found[0])[1:-1], text)
 
 
 def one_line(message: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from common.errors import harmless
+
 _SIGNS = re.compile(r"([\\`*\[\]|])")  # that Markdown would read
 
 
@@ -25,4 +27,4 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, is_align
 
 
 def _escaped(cell: str) -> str:
-    return _SIGNS.sub(r"\\\1", cell).replace("<", "&lt;")
+    return harmless(_SIGNS.sub(r"\\\1", cell)).replace("<", "&lt;")

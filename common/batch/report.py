@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from common.errors import harmless
 from common.scoring import DEFINITIONS
 from common.tables import counted
 
@@ -19,6 +20,7 @@ _WORDS = {
     "latency_s": "latency",
     "this_start": "this start",
 }
+_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # names are no markup
 _MIN_WIDTH = 140  # for logs: a table that wraps at 80 columns cannot be read
 
 
@@ -27,7 +29,7 @@ def print_summary(title: str, metrics: Mapping[str, Any], *, details: bool = Fal
     if details:
         _print_details(title, metrics)
     else:
-        print("\n".join([*_summary(metrics), f"{title} (--details prints every number and what it means)"]))
+        print("\n".join([*_summary(metrics), f"{harmless(title)} (--details prints every number and what it means)"]))
 
 
 def _summary(metrics: Mapping[str, Any]) -> list[str]:
@@ -51,7 +53,7 @@ def _summary(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _print_details(title: str, metrics: Mapping[str, Any]) -> None:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=harmless(title), title_justify="left")
     for heading in ("", "canvas", "effective"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, canvas, effective in _rows(metrics):
@@ -113,8 +115,8 @@ def meanings(names: Sequence[str]) -> list[str]:
 
 
 def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_MIN_WIDTH)
+    console = Console(**_PLAIN)
+    return console if console.is_terminal else Console(**_PLAIN, width=_MIN_WIDTH)
 
 
 def sweep_table(title: str, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -140,10 +142,10 @@ def _sweep_cells(name: str, metrics: Mapping[str, Any]) -> list[str]:
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str]) -> None:
     table = Table()
     for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left", no_wrap=not index)
+        table.add_column(harmless(heading), justify="right" if index else "left", no_wrap=not index)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(harmless, row))
     console = _console()
     console.print(table)
     told = meanings(("accuracy", "step", "tpf", "canvas", "effective", "tps", "latency_s"))
-    console.print("\n".join([*told, *remarks]))
+    console.print("\n".join([*told, *map(harmless, remarks)]))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.batch import number
-from common.errors import ConfigError
+from common.errors import ConfigError, first_line
 from common.tables import markdown
 
 Result = Mapping[str, Any]
@@ -140,5 +140,7 @@ def _read(path: Path) -> dict[str, Any]:
         for shape in result["shapes"]:
             sum(shape[name] for name in _COMPARED)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a result that scripts/bench.sh --output has written ({error})") from None
+        raise ConfigError(
+            f"{path}: not a result that scripts/bench.sh --output has written ({first_line(error)})"
+        ) from None
     return result

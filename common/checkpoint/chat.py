@@ -104,7 +104,7 @@ class ChatRenderer:
                 start_new_session=True,  # Ctrl-C is the run's, which may render on until it has ended
             )
         except OSError as error:
-            raise EngineError(f"chat templates cannot be rendered ({error}): end other processes") from None
+            raise EngineError(f"chat templates cannot be rendered ({first_line(error)}): end other processes") from None
         weakref.finalize(self, _kill, process)
         ready = _ask(process, None, _START_SECONDS)
         if ready is None or "error" in ready:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from common.cluster.options import processes_of
 from common.cluster.processes import ORDER, SOCKET, Order
-from common.errors import ConfigError, EngineError, one_line
+from common.errors import ConfigError, EngineError, what_failed
 from common.processes import (
     Nodes,
     die_with_launcher,
@@ -53,7 +53,7 @@ def main(folder: Path) -> int:
     except LinkClosed:  # the actor is gone
         return 1
     except (ConfigError, QuantizationError, EngineError, OSError) as error:
-        sentence = one_line(" ".join(str(error).split()))
+        sentence = what_failed(error)
         write_error_file(sentence)
         say(sentence)
         return 2

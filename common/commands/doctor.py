@@ -10,12 +10,12 @@ from typing import Annotated, Optional
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from common.commands.arguments.found import memory_bytes, profile_here
 from common.config import DeviceProfile, RunConfig, load_profile, load_run
-from common.errors import ConfigError
+from common.errors import ConfigError, harmless
 from common.platforms import Finding, Platform, all_platforms, platform_of
 from common.processes import Nodes, processes_here, resolve_mesh
 from common.scoring import fingerprint
@@ -133,12 +133,11 @@ def _visibility(own: Platform) -> str:
 
 
 def _print(title: str, findings: Sequence[Finding], bad: str = "missing") -> None:
-    table = Table(title=title, title_justify="left", show_header=False)
-    signs = {True: "[green]ok[/green]", False: f"[red]{bad}[/red]", None: ""}
+    table = Table(title=harmless(title), title_justify="left", show_header=False)
+    signs = {True: Text("ok", "green"), False: Text(bad, "red"), None: Text()}
     is_judged = any(finding.is_ok is not None for finding in findings)
     for finding in findings:
-        # .[ascend] is no markup.
         sign = [signs[finding.is_ok]] if is_judged else []
-        table.add_row(*sign, finding.subject, escape(finding.detail))
-    console = Console()
-    (console if console.is_terminal else Console(width=140)).print(table)
+        table.add_row(*sign, harmless(finding.subject), harmless(finding.detail))
+    console = Console(markup=False, emoji=False)  # .[ascend] is no markup
+    (console if console.is_terminal else Console(markup=False, emoji=False, width=140)).print(table)

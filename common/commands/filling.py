@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from common.errors import harmless
+from common.processes import show
 from common.tables import counted
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def answer(generator: Generator, fields: Mapping[str, Any]) -> str:
     if completion is None:
         return ""
     text = answer_text(generator.tokenizer, completion.token_ids, decode)
-    typer.echo(text.strip("\n"))
+    show(text.strip("\n"))
     num_tokens, num_passes = len(completion.token_ids), completion.num_forwards
     typer.echo(numbers(num_tokens, num_passes, completion.num_lookahead_wins, completion.total_s), err=True)
     return text
@@ -84,5 +86,5 @@ class Filling:
         text = Text()
         for position in range(self._prompt_length, self._prompt_length + self._num_positions):
             style = "bold green" if position in self._last else "" if position in self._text_at else "dim"
-            text.append(self._text_at.get(position, _MASK), style)
+            text.append(harmless(self._text_at.get(position, _MASK), "\n\t"), style)
         return text[-room:] if len(text) > room else text

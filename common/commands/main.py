@@ -29,7 +29,7 @@ from common.commands.serve import serve
 from common.commands.speed.estimate import estimate
 from common.commands.speed.tune import tune
 from common.commands.trace import trace
-from common.errors import ConfigError, EngineError, one_line
+from common.errors import ConfigError, EngineError, what_failed
 from common.processes import (
     Stopped,
     die_with_launcher,
@@ -141,7 +141,7 @@ def main() -> None:
         end_undisturbed()  # before the sentence is written
         if os.environ.get("LOPA_TRACEBACK", "0") not in ("", "0"):
             traceback.print_exc()
-        end(fail(one_line(" ".join(str(error).split()))))
+        end(fail(what_failed(error)))
     finally:
         end_undisturbed()
         drop_unwritten()

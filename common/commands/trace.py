@@ -20,6 +20,7 @@ from common.commands.arguments.options import (
 from common.commands.filling import numbers
 from common.config import find_config
 from common.errors import ConfigError
+from common.processes import show
 from common.tables import counted
 
 _OptionalPath = Optional[Path]  # noqa: UP045  typer reads this at run time, on Python 3.10 too
@@ -101,7 +102,7 @@ def _print_summary(recorded: Mapping[str, Any]) -> None:
     """The answer on standard output; a line a pass and the numbers beside it."""
     for event in recorded["events"]:
         typer.echo(_pass(event), err=True)
-    typer.echo(recorded["answer"]["text"].strip("\n"))
+    show(recorded["answer"]["text"].strip("\n"))
     num_tokens, num_passes = recorded["answer"]["length"], len(recorded["events"])
     wins = recorded["num_lookahead_wins"]
     typer.echo(numbers(num_tokens, num_passes, wins, recorded["seconds"][-1]), err=True)

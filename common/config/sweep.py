@@ -168,7 +168,10 @@ class _Loader:
             raise ConfigError(
                 f"{self._path}: row {row.name!r}: output.path: a row's file is named after it: set folder instead"
             )
-        own = [] if self._sweep.folder is None else [f"output.path={_as_yaml(f'{Path(self._sweep.folder)}.jsonl')}"]
+        folder = Path(self._sweep.folder or ".")
+        if folder == folder.parent != Path():
+            raise ConfigError(f"{self._path}: folder {folder}: the root of the file system: name a folder in it")
+        own = [] if self._sweep.folder is None else [f"output.path={_as_yaml(f'{folder}.jsonl')}"]
         own += [f"{key}={_as_yaml(value)}" for key, value in {**self._sweep.set, **row.set}.items()]
         overrides = [*(Override(text, "set") for text in own), *self._overrides]
         profile, run = self._load(profile_path, run_path, overrides, row)

@@ -15,7 +15,7 @@ from common.constraints.automaton import Automaton
 from common.constraints.formats import Format
 from common.constraints.lift import Trie
 from common.constraints.making import made
-from common.errors import ConfigError
+from common.errors import ConfigError, first_line
 
 CPU_SECONDS = 8
 MEMORY_BYTES = 2 * 2**30
@@ -42,7 +42,9 @@ def made_apart(format: Format, trie: Trie, cpu_seconds: int = CPU_SECONDS) -> Au
     except subprocess.TimeoutExpired:
         raise PassingError(f"it takes more than {_WALL_SECONDS:g} s to compile: {_SIMPLER}, or {_LATER}") from None
     except OSError as error:
-        raise PassingError(f"no process to compile it in can be started ({error}): end other processes") from None
+        raise PassingError(
+            f"no process to compile it in can be started ({first_line(error)}): end other processes"
+        ) from None
     if done.returncode == -signal.SIGXCPU:
         raise ConfigError(f"it takes more than {cpu_seconds} s to compile: {_SIMPLER}")
     if done.returncode == -signal.SIGKILL:

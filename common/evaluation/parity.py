@@ -26,7 +26,7 @@ from common.decoding import (
     StepRecord,
     decode_requests,
 )
-from common.errors import ConfigError, EngineError
+from common.errors import ConfigError, EngineError, what_failed
 from common.evaluation.difference import first_step
 from common.evaluation.families import compare
 from common.evaluation.families.settings import settings_of
@@ -56,7 +56,7 @@ def _replay_file(path: Path, profile: DeviceProfile) -> int:
             num_steps = trace.num_forward_steps
             difference = first_difference(trace, path.parent / trace.model, profile)
     except (ConfigError, EngineError, OSError) as error:
-        logger.error("%s: %s", path, " ".join(str(error).removeprefix(f"{path}: ").split()))
+        logger.error("%s: %s", path, what_failed(error).removeprefix(f"{path}: "))
         return 2
     print(f"{path.name}: {difference or f'ok, {num_steps} steps'}")
     return 0 if difference is None else 1

@@ -20,7 +20,7 @@ from common.batch import (
 from common.config import RunConfig, Sweep, SweepPoint
 from common.errors import ConfigError
 from common.evaluation.board import Board, Row
-from common.processes import Stopped, global_rank
+from common.processes import Stopped, global_rank, show
 from common.scoring import DEFINITIONS
 
 if TYPE_CHECKING:
@@ -111,6 +111,6 @@ def _print_solved(run: RunConfig, count: int, first: Sequence[str]) -> None:
     question_of = {line.key: line.fields.get("question", "") for line in read_lines(source)}
     solved = [record for record in read_records(Path(target.path)) if record.get("correct")]
     for record in sorted(solved, key=lambda record: record["id"] not in first)[:count]:
-        print(f"\n{question_of.get(str(record['id']), '')}\n\n{record['text'].strip()}")
+        show(f"\n{question_of.get(str(record['id']), '')}\n\n{record['text'].strip()}")
         print(f"-- {record['effective_tokens']} tokens in {record['steps']} forward passes")
     print()

@@ -8,11 +8,18 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from common.errors import harmless
+
 
 def say(sentence: str) -> None:
     """Write one line to standard error, where that can be written."""
     with suppress(OSError):
         print(f"lopa: {sentence}", file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Write an answer to standard output: as it is to a file or a pipe, without what would steer a terminal to one."""
+    print(harmless(text, "\n\t") if sys.stdout.isatty() else text, flush=True)
 
 
 def drop_unwritten() -> None:
@@ -37,4 +44,13 @@ def log_to_stderr(time: bool = False, level: int = logging.WARNING) -> None:
     time: whether lines begin with it.
     """
     logging.raiseExceptions = False
-    logging.basicConfig(format=f"{'%(asctime)s ' if time else ''}lopa: %(message)s", level=level)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable(f"{'%(asctime)s ' if time else ''}lopa: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=level)
+
+
+class _Printable(logging.Formatter):
+    """Lines whose names, of files and rows, say nothing to the terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return harmless(super().formatMessage(record), "\n\t")

@@ -27,7 +27,7 @@ from common.commands.job import sweep
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
 from common.commands.main import open_standard_streams
 from common.config import DeviceProfile, RunConfig, find_config
-from common.errors import ConfigError, MissingCapability, one_line
+from common.errors import ConfigError, MissingCapability, what_failed
 from common.hub import name_of
 from common.processes import Stopped, say, write_error_file
 from common.serving import starts_replicas
@@ -99,7 +99,7 @@ def _check_and_start(arguments: Sequence[str]) -> int:
         if not job.is_on_ray:
             check_before_start(profile, run, job.nodes, needs_input=job.needs_input)
     except (ConfigError, MissingCapability, OSError) as error:
-        sentence = one_line(str(error))
+        sentence = what_failed(error)
         write_error_file(sentence)  # for who started this launcher
         say(sentence)
         return 2

@@ -204,8 +204,9 @@ class Scheduler:
             return "an answer that is held to a format ends with an end token, and none is known: set eos_token_id"
         of_ends = {dict(request.logit_bias).get(token) for token in rules.end_token_ids}
         if len(of_ends) > 1:
-            ends = ", ".join(map(str, sorted(rules.end_token_ids)))
-            return f"logit_bias: the end tokens {ends} count as one: give all of them the same bias, or set min_tokens"
+            ends, few = sorted(rules.end_token_ids), 8
+            named = ", ".join(map(str, ends[:few])) + (f" and {len(ends) - few} more" if len(ends) > few else "")
+            return f"logit_bias: the end tokens {named} count as one: give all of them the same bias, or set min_tokens"
         if request.canvas is not None and (reason := _why_no_canvas(request, request.canvas, rules)) is not None:
             return reason
         if number_of("spawn_rules", rules.decode.spawn_rule, "tokens") > 1:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.config import DeviceProfile, RunConfig, as_yaml
-from common.errors import ConfigError, EngineError
+from common.errors import ConfigError, EngineError, first_line
 from common.platforms import platform_of
 from common.processes import cores_of, die_with_parent, drain_on_signals, read_error_file, resolve_mesh
 from common.serving.engine.front import FrontEnd, check_serving, listen, start_front_end
@@ -98,7 +98,7 @@ def _meeting(path: Path) -> socket.socket:
         meeting.bind(str(path))
     except OSError as error:
         raise ConfigError(
-            f"{path}: no socket can be made there ({error}); set TMPDIR to a short local folder"
+            f"{path}: no socket can be made there ({first_line(error)}); set TMPDIR to a short local folder"
         ) from None
     meeting.listen()
     return meeting

@@ -83,5 +83,7 @@ def test_end_tokens_have_one_bias() -> None:
         found = answers(HELD[0], bias, ends)
         assert all(isinstance(one, Rejection) and "the end tokens 1, 7 count as one" in one.reason for one in found[:3])
         assert isinstance(found[3], Completion)
+    many = answers(HELD[0], ((EOS, -100.0),), {"eos_token_id": EOS, "stop_token_ids": tuple(range(2, 16))})
+    assert "the end tokens 1, 2, 3, 4, 5, 6, 7, 8 and 7 more count as one" in getattr(many[0], "reason", "")
     kept_from_ending = answers(HELD[0], ((EOS, -100.0), (7, -100.0)), ends)
     assert all(isinstance(one, Completion) and not {EOS, 7} & {*one.token_ids} for one in kept_from_ending)

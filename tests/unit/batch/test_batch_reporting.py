@@ -20,7 +20,7 @@ import pytest
 from batch_files import execute, output_path, records, write_input
 from started import python
 
-from common.batch import metrics_path, print_summary, progress, require_some_finished
+from common.batch import metrics_path, print_summary, print_table, progress, require_some_finished
 from common.batch.output import start_output
 from common.batch.progress import Progress
 from common.config import DeviceProfile, RunConfig
@@ -225,3 +225,13 @@ def test_a_name_is_no_markup_of_a_table() -> None:
     assert lines[2:] == [
         r"| a\|b c | 1 |", "| &lt;img src=x> | 2 |", r"| \[x\](y) \*z\* \`w\` | 3 |", "| k_1 = 2 | 4 |",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["[/x]", "[red]a", ":smile:", "a\x1b[2J\x07\x9b"])
+def test_a_name_in_a_table_is_neither_markup_nor_steers_the_terminal(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_table([name], [[name]], [name])
+    shown = name.encode("unicode_escape").decode()
+    assert capsys.readouterr().out.count(shown) == 3
+    assert markdown(["a"], [[name]]).count("\x1b") == 0

@@ -101,7 +101,7 @@ def test_a_process_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyP
     waiting = threading.Thread(target=connect, daemon=True)
     waiting.start()
     waiting.join(WAIT_S)
-    assert said == ["the engine's process cannot be started: [Errno 12] Cannot allocate memory"]
+    assert said == ["the engine's process cannot be started: Cannot allocate memory"]
     ours.close()
 
 

@@ -22,6 +22,11 @@ def test_a_cpu_profile_can_run_and_the_report_names_torch(capsys: pytest.Capture
     assert "torch" in printed and "gloo" in printed
 
 
+def test_the_name_of_a_profile_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.examine(DeviceProfile(name="[/x]\x1b[2J", engine="lopa_cuda", device="cpu")) == 0
+    assert "profile [/x]\\x1b[2J: can run here" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("engine", "device"), [("lopa_cuda", "cuda"), ("lopa_ascend", "npu")])
 def test_a_profile_without_its_devices_cannot_run(
     engine: str, device: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

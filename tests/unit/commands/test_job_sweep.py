@@ -250,7 +250,7 @@ def full_at_the_board(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 def test_a_full_disk_ends_the_sweep_and_keeps_what_is_done(tmp_path: Path) -> None:
     plan = plan_of_three(tmp_path)
-    worker = Worker(plan, b=[Outcome(2, "[Errno 28] No space left on device: 'out/b.jsonl'")])
+    worker = Worker(plan, b=[Outcome(2, "out/b.jsonl: No space left on device; make room, or write elsewhere")])
     with pytest.raises(ConfigError, match=r"b: .*No space left on device.*make room and start again"):
         run_sweep(plan, worker)
     assert worker.started == [["a", "b", "c"]]

@@ -347,6 +347,7 @@ def test_nonsense_in_a_profile_is_refused_by_key(tmp_path: Path, text: str, expe
             f"grid: {{block_size: {[*range(200)]}, num_lookahead: {[*range(200)]}}}",
             "grid and zip span 40000 settings, at most 10000: take values away",
         ),
+        ("folder: //\nrows: [{name: a}]", "folder //: the root of the file system: name a folder in it"),
         ("set: {output.path: .}\nrows: [{name: a}]", "output.path .: a folder without a name of its own"),
         (f"rows: [{{name: a}}, {{name: {'x' * 300}}}]", "a row's name of more than 200 bytes, 'xxx"),
         ("grid: {block_sice: [16]}", "row 'block_sice=16': decode.block_sice: unknown key; did you mean block_size?"),

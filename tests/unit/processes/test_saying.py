@@ -1,14 +1,19 @@
-"""What a process says where its log stands on a full disk."""
+"""What a process says of what the system refuses, and where its log stands on a full disk."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from started import python
+
+from common.errors import what_failed
+from common.processes import show
 
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
 
@@ -37,7 +42,7 @@ def test_a_result_that_a_full_disk_has_lost_is_no_success() -> None:
             text=True,
             timeout=120,
         )
-    assert (done.returncode, done.stderr) == (2, "lopa: [Errno 28] No space left on device\n")
+    assert (done.returncode, done.stderr) == (2, "lopa: No space left on device; make room, or write elsewhere\n")
 
 
 @FULL
@@ -51,3 +56,52 @@ def test_a_line_that_cannot_be_logged_is_lost_without_a_traceback() -> None:
     )
     done = python("-c", script, timeout=120)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "a" * 300),
+            f"{'a' * 300}: File name too long; choose a",
+        ),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device; make room"),
+        (
+            OSError(errno.EIO, os.strerror(errno.EIO), b"a\x1b", None, "b"),
+            "a\\x1b to b: Input/output error; name another",
+        ),
+        (OSError(errno.EIO, os.strerror(errno.EIO), 7), "Input/output error"),
+        (OSError("a library's own\nwords"), "a library's own words"),
+    ],
+)
+def test_what_the_system_refuses_is_named_with_its_fix(error: OSError, sentence: str) -> None:
+    assert what_failed(error).startswith(sentence)
+
+
+def test_a_name_too_long_for_any_file_ends_in_the_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "common.commands", "run", "demo", "hi", "--save-run", "x" * 300],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert re.search(r"^lopa: x{300}: File name too long; choose a shorter one, .*\n\Z", done.stderr, re.MULTILINE)
+
+
+def test_a_line_of_the_log_steers_no_terminal() -> None:
+    script = (
+        "import logging; from common.processes import log_to_stderr; log_to_stderr(); "
+        "logging.error('a\\x1b[2J\\n%s', 'é')"
+    )
+    said = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, timeout=120).stderr
+    assert said == "lopa: a\\x1b[2J\né\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_an_answer_steers_no_terminal_and_is_whole_elsewhere(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    show("a\x1b[2J\n\u3000")
+    assert capsys.readouterr().out == ("a\\x1b[2J\n\u3000\n" if is_terminal else "a\x1b[2J\n\u3000\n")
