@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 import pickle
-import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +19,7 @@ from common.cluster.rows import DecodeRequests
 from common.config import DeviceProfile, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import ConfigError, EngineError, first_line
+from common.processes import restored_signals
 
 if TYPE_CHECKING:
     from common.generate import Generator
@@ -134,7 +133,7 @@ def _join(address: str) -> None:
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
     local = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False} if address == LOCAL else {}
-    with _own_signals():
+    with restored_signals():  # else Ray would end the process without a word
         try:
             _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
@@ -153,19 +152,6 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep what SIGTERM and SIGINT do here, where Ray would end the process without a word."""
-    handlers: dict[int, Callable[..., Any] | int | None] = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _check_resources(profile: DeviceProfile, address: str, replicas: int) -> None:

@@ -16,6 +16,7 @@ from common.processes.stop import (
     end,
     end_undisturbed,
     keep_until_end,
+    restored_signals,
     stop_on_signals,
 )
 from common.processes.store import meet, share_from_first, shared_count, take_turns, wait_for_all
@@ -50,6 +51,7 @@ __all__ = [
     "processes_here",
     "read_error_file",
     "resolve_mesh",
+    "restored_signals",
     "say",
     "share_from_first",
     "shared_count",

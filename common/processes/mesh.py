@@ -16,7 +16,7 @@ from common.config import DeviceProfile, MeshConfig
 from common.decoding import Relay
 from common.errors import ConfigError, EngineError, first_line
 from common.platforms import GroupBackends, platform_of
-from common.processes.ranks import global_rank, is_launched, local_rank, num_started
+from common.processes.ranks import global_rank, is_launched, num_started
 from common.processes.relay import ReplicaRelay
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class Mesh:
     tp_rank: int = 0
     tp_size: int = 1
     rank: int = 0
-    local_rank: int = 0
     bp_group: ProcessGroup | None = None
     tp_group: ProcessGroup | None = None
     relay: Relay | None = None
@@ -145,7 +144,6 @@ def _place(device_mesh: Any, sizes: MeshConfig, relay: Relay | None) -> Mesh:
         tp_rank=tp_rank,
         tp_size=sizes.tensor_parallel_size,
         rank=global_rank(),
-        local_rank=local_rank(),
         bp_group=device_mesh.get_group("bp") if sizes.branch_parallel_size > 1 else None,
         tp_group=device_mesh.get_group("tp") if sizes.tensor_parallel_size > 1 else None,
         relay=relay,

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -51,6 +51,18 @@ def stop_on_signals(grace_s: float = GRACE_S) -> None:
     threading.Thread(target=_end_after_grace, args=(reader, grace_s), daemon=True).start()
     for signal_number in _ending():
         signal.signal(signal_number, _raise_stopped)
+
+
+@contextlib.contextmanager
+def restored_signals() -> Iterator[tuple[signal.Signals, ...]]:
+    """Yield SIGINT and SIGTERM, whose handlers are in the end what they were."""
+    numbers = signal.SIGINT, signal.SIGTERM
+    handlers = [signal.getsignal(number) for number in numbers]
+    try:
+        yield numbers
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
 
 
 def drain_on_signals(drain: Callable[[], None]) -> None:

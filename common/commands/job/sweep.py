@@ -31,7 +31,7 @@ from common.commands.arguments.options import allowing
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
 from common.config import OWN, Sweep, SweepLaunch, SweepPoint, find_config, load_sweep, slug
 from common.errors import ConfigError, one_line, placed
-from common.processes import die_with_parent, log_to_stderr, processes_here, read_error_file, say
+from common.processes import die_with_parent, log_to_stderr, processes_here, read_error_file, restored_signals, say
 
 logger = logging.getLogger(__name__)
 _ONE_LAUNCH = "LOPA_ONE_LAUNCH"  # set for the process that stands for one launch of a sweep
@@ -240,10 +240,7 @@ def start_launch(plan: SweepPlan, launch: SweepLaunch, names: Sequence[str]) -> 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
     """The exit code; signals of this process are handed on."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda got, _: process.send_signal(got)) for number in numbers]
-    try:
+    with restored_signals() as numbers:
+        for number in numbers:
+            signal.signal(number, lambda got, _: process.send_signal(got))
         return process.wait()
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

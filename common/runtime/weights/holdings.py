@@ -131,7 +131,9 @@ class Holdings:
             self._put_part(layers[index], live_layers[index], origin)
             layers[index] = nn.Identity()
         self._put_part(read, self._model, origin)
-        self.version = _after(self.version) if version is None else version
+        if version is None:
+            version = str(int(self.version) + 1) if self.version.isdecimal() else f"{self.version}+1"
+        self.version = version
         self._origin = None if origin.tensors is not None else origin
         del read, layers
         return_free_memory(self._loader.device)
@@ -235,10 +237,6 @@ def _set(part: nn.Module, name: str, tensor: Tensor) -> None:
     module = part.get_submodule(owner)
     is_parameter = leaf in dict(module.named_parameters(recurse=False))
     setattr(module, leaf, nn.Parameter(tensor.data, requires_grad=False) if is_parameter else tensor)
-
-
-def _after(version: str) -> str:
-    return str(int(version) + 1) if version.isdecimal() else f"{version}+1"
 
 
 def _tensors(part: nn.Module) -> dict[str, Tensor]:

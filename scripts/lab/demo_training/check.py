@@ -25,6 +25,21 @@ from .recipe import SEQUENCE, Recipe
 from .tokenizer import special_ids
 
 
+def filled(
+    tokens_BS: torch.Tensor, logits_BSV: torch.Tensor, is_open_BS: torch.Tensor, mask_id: int, threshold: float
+) -> torch.Tensor:
+    """Return the tokens with every open place filled that is more probable than the threshold, else the best one."""
+    logits_BSV[..., mask_id] = -float("inf")
+    probability_BS, best_BS = logits_BSV.softmax(-1).max(-1)
+    probability_BS = probability_BS.masked_fill(~is_open_BS, -1.0)
+    is_best_BS = F.one_hot(probability_BS.argmax(1), tokens_BS.shape[1]).bool()
+    return torch.where(is_open_BS & ((probability_BS > threshold) | is_best_BS), best_BS, tokens_BS)
+
+
+def until_end(row: list[int], eos_id: int) -> list[int]:
+    return row[: row.index(eos_id)] if eos_id in row else row
+
+
 @torch.no_grad()
 def decode_blockwise(
     model: Dream, prompts: list[list[int]], threshold: float, eos_id: int, mask_id: int, block_size: int = 32
@@ -40,14 +55,9 @@ def decode_blockwise(
         while (open_BS := (tokens_BS == mask_id) & (block_BS == block)).any():
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 logits = model(tokens_BS, block_BS, horizon_BS).float().roll(1, dims=1)
-            logits[..., mask_id] = -float("inf")
-            probability_BS, best_BS = logits.softmax(-1).max(-1)
-            probability_BS = probability_BS.masked_fill(~open_BS, -1.0)
-            is_best = F.one_hot(probability_BS.argmax(1), SEQUENCE).bool()
-            fill_BS = open_BS & ((probability_BS > threshold) | is_best)
-            tokens_BS = torch.where(fill_BS, best_BS, tokens_BS)
-    answers = [row[len(p) : len(p) + CANVAS_TOKENS] for row, p in zip(tokens_BS.tolist(), prompts, strict=True)]
-    return [answer[: answer.index(eos_id)] if eos_id in answer else answer for answer in answers]
+            tokens_BS = filled(tokens_BS, logits, open_BS, mask_id, threshold)
+    rows = zip(tokens_BS.tolist(), prompts, strict=True)
+    return [until_end(row[len(p) : len(p) + CANVAS_TOKENS], eos_id) for row, p in rows]
 
 
 def sanity_check(model: Dream, tokenizer: Tokenizer, recipe: Recipe, log: Log) -> None:

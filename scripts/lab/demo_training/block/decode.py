@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the usual name
 
+from demo_training.check import filled, until_end
 from demo_training.recipe import SEQUENCE
 
 from .model import BlockDiffusion, KeyValue, view_of
@@ -51,15 +51,9 @@ class Decoder:
     def fill(self, rows: torch.Tensor, start: int, threshold: float) -> None:
         """Fill every mask above the threshold, and in each row at least the best one."""
         hidden, _ = self._pass(rows, start)
-        logits = self.model.lm_head(hidden).float()
-        logits[..., self.mask_id] = -float("inf")
-        probability, best = logits.softmax(-1).max(-1)
-        tokens = self.tokens_BS[rows, start : start + BLOCK]
+        tokens, logits = self.tokens_BS[rows, start : start + BLOCK], self.model.lm_head(hidden).float()
         is_open = tokens == self.mask_id
-        probability = probability.masked_fill(~is_open, -1.0)
-        is_best = F.one_hot(probability.argmax(1), BLOCK).bool()
-        is_filled = is_open & ((probability > threshold) | is_best)
-        self.tokens_BS[rows, start : start + BLOCK] = torch.where(is_filled, best, tokens)
+        self.tokens_BS[rows, start : start + BLOCK] = filled(tokens, logits, is_open, self.mask_id, threshold)
         self.num_passes_B[rows] += 1
 
     def commit(self, start: int) -> None:
@@ -75,8 +69,8 @@ class Decoder:
         behind_BS[self.is_ended_B] = self.eos_id
 
     def decoded(self, prompts: list[list[int]]) -> Decoded:
-        answers = [row[len(p) :] for row, p in zip(self.tokens_BS.tolist(), prompts, strict=True)]
-        answers = [a[: a.index(self.eos_id)] if self.eos_id in a else a for a in answers]
+        rows = zip(self.tokens_BS.tolist(), prompts, strict=True)
+        answers = [until_end(row[len(p) :], self.eos_id) for row, p in rows]
         return Decoded(answers, self.is_ended_B.tolist(), self.num_passes_B.tolist())
 
 
