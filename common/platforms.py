@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# By name, since engines stand on this package. Of two platforms for one device the first is what `engine: auto` means.
+# By name, since engines import this package. `engine: auto` means the first platform that has the device.
 _PROVIDERS = ("lopa_cuda.platforms", "lopa_ascend.platforms")
 _MOST_KERNELS = 100  # in a profile's table
 

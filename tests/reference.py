@@ -36,7 +36,7 @@ class PlainModel:
     ) -> Tensor:  # fmt: skip
         """Logits [W, V] of positions [start, start + W); query i sees `cached` and window positions below horizon[i].
 
-        extra: queries (token, position, horizon) behind the window that provide no keys; their logits come last.
+        extra: queries (token, position, horizon) after the window that provide no keys; their logits come last.
         """
         c, w = self.config, self.weights
         extra = extra or []

@@ -1,4 +1,4 @@
-"""From a line of the input to what is asked of the engine: `common.requests` in a batch's terms."""
+"""Make what the engine is asked for of an input line: `common.requests` in a batch's terms."""
 
 from __future__ import annotations
 

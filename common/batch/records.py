@@ -1,4 +1,4 @@
-"""From input lines to output lines: prompts in, completions marked right or wrong out."""
+"""Make output lines of input lines: prompts in, completions marked right or wrong out."""
 
 from __future__ import annotations
 

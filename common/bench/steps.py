@@ -120,7 +120,7 @@ class _Bench:
         }
 
     def trace(self, platform: Platform, folder: Path) -> None:
-        """Trace some steps of the first case, which is captured and warm. Of several ranks the first one's."""
+        """Trace some steps of the first case, which is captured and warm, on the first rank."""
         plan = self._plan(*self.options.cases[0])
         self.engine.keep_times(False)
         with platform.profiled(folder) if self.engine.mesh.rank == 0 else nullcontext():

@@ -50,7 +50,7 @@ _LARGEST_RANK = 2**16
 _LARGEST_ALPHA = 1e6
 _FIX = "restore the file"
 
-# A pattern is a program too. Of this kind none takes long on a name: letters, classes and lists of words, few repeats.
+# Patterns of this kind take short on any name: letters, classes and lists of words, few repeats.
 _WORDS = r"\((?:\?:)?(?:\w|\\\.|\|)+\)"
 _PLAIN_PATTERN = re.compile(rf"\^?(?:(?:\w|\\[.dw]|\.|\[(?:\w-\w|\w)+\])[*+]?|{_WORDS})*\$?")
 _LONGEST_PATTERN = 200

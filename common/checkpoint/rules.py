@@ -90,8 +90,8 @@ def _linears(config: ModelConfig, tp_rank: int, tp_size: int) -> Iterator[Linear
 def embedding_and_head(config: ModelConfig, stored: Collection[str] = ()) -> tuple[str, str]:
     """The tensors of both; one where the config ties them.
 
-    stored: the checkpoint's tensors. Of a tied model a head that is there is read all the same, and serves as the
-    embedding too where that is missing, as transformers 5 does.
+    stored: the checkpoint's tensors. A tied model's head is read if it is there, and serves as the embedding too where
+    that is missing, as transformers 5 does.
     """
     names = TENSOR_NAMES[config.family]
     embed, head = f"{names.embed}.weight", f"{names.head}.weight"

@@ -61,9 +61,9 @@ def serve(
 ) -> None:
     """Answer requests over HTTP, as OpenAI's API does, until SIGTERM or Ctrl-C.
 
-    The settings are what a request has that says nothing else. Of a run file input and output are not used. A
-    profile whose replicas have several processes, such as cuda_bp2 for two GPUs, is started by scripts/serve.sh
-    PROFILE MODEL; DRY_RUN=true before it prints how.
+    The settings are a request's defaults. A run file's input and output are not used. A profile whose replicas have
+    several processes, such as cuda_bp2 for two GPUs, is started by scripts/serve.sh PROFILE MODEL; DRY_RUN=true
+    before it prints how.
     """
     from common.serving import REPLICA, starts_replicas
     from common.serving import serve as serve_run

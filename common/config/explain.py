@@ -1,4 +1,4 @@
-"""From a refused setting to one sentence: the file, the key, what is wrong with it and what to write instead."""
+"""Say in one sentence why a setting is refused: the file, the key, what is wrong with it, what to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a YAML file and `--set key=value` to the checked object."""
+"""Read a YAML file and `--set key=value` into a checked object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an automaton over bytes to one over a vocabulary's tokens.
+"""Make an automaton over a vocabulary's tokens of one over bytes.
 
 The vocabulary is a trie of its tokens' bytes, walked once from each state, all branches at a time. Tokens that lead
 from every state to the same next state become a class; 64-bit hashes tell their columns apart.

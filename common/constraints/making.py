@@ -1,4 +1,4 @@
-"""From a format to an automaton over a tokenizer's tokens.
+"""Make the automaton of a format over a tokenizer's tokens.
 
 The library outlines-core (extra `structured`) makes an automaton over bytes of a regular expression. A list of texts
 needs no library.

@@ -1,4 +1,4 @@
-"""From a JSON Schema to a regular expression of the texts that it accepts. Every keyword is either enforced or refused
+"""Make a JSON Schema the regular expression of the texts it accepts. Every keyword is either enforced or refused
 by its name: none is passed over.
 
 Texts have the properties in the schema's order and no others, any white space between tokens, and no \\u escapes.

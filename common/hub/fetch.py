@@ -1,4 +1,4 @@
-"""From a name to a folder: what the hub has, what the cache lacks, whether there is room, the download.
+"""Fetch a repository into a folder: what the hub has, what the cache lacks, whether there is room, the download.
 
 Of several processes on a node that ask for one repository, one downloads while the others wait for it.
 """

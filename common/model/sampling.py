@@ -70,8 +70,8 @@ def sampled_statistics(
 
 
 def merge_sampled(statistics_PN7: Tensor, strategy: str) -> Tensor:
-    """[N, 3] float32, as `sampled_statistics`. Of each shard: the six statistics of its own sample, and the logit over
-    temperature of that sample with its noise; the highest of these is drawn."""
+    """[N, 3] float32, as `sampled_statistics`. Each shard has the six statistics of its own sample, and that sample's
+    logit over temperature with its noise; the highest of these is drawn."""
     max_N, shard_N = statistics_PN7[..., _MAX].max(dim=0).values, statistics_PN7[..., -1].max(dim=0).indices
     return _merged(statistics_PN7, max_N, shard_N, strategy, is_best=False)
 

@@ -91,8 +91,8 @@ class Scoring(NamedTuple):
 
     @property
     def is_agreed_B(self) -> Bool:
-        """[B]: whether each of a branch's own tokens is what the branch without it and its later ones predicts. Of more
-        than one token, the branch before has all but the last."""
+        """[B]: whether each of a branch's own tokens is what the branch without it and its later ones predicts. The
+        branch before one with several tokens has all but the last."""
         is_agreed_B: Bool = np.ones(len(self.branches), dtype=np.bool_)
         for branch, tried in enumerate(self.branches):
             if tried.fills:

@@ -118,8 +118,8 @@ def _ending() -> list[signal.Signals]:
 
 
 def _raise_stopped(signal_number: int, frame: FrameType | None) -> NoReturn:
-    # A second signal while the first is being served must not cut the clean-up short. Of one that came with the first
-    # Python would say, with SIG_IGN in its handler's place, that it is ignored "due to race condition".
+    # A second signal while the first is being served must not cut the clean-up short. With SIG_IGN as the handler,
+    # Python would print that one which came with the first is ignored "due to race condition".
     end_undisturbed()
     raise Stopped(signal_number)
 

@@ -1,4 +1,4 @@
-"""From a text, a conversation or token ids to a prompt, the same for every door.
+"""Make a prompt of a text, a conversation or token ids, the same for HTTP, batch files and Python.
 
 Tokenising 50 MB takes minutes, so a text that cannot fit whatever its tokens are is refused before.
 """

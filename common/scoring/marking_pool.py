@@ -20,7 +20,7 @@ _WAITING_PER_THREAD = 4  # records that wait are decoded again if the run is kil
 
 
 class MarkingPool:
-    """From records to marked records, in the order in which they are put in.
+    """Marks records, and returns them in the order in which they are put in.
 
     Programs and rows of a benchmark are marked beside the decoding, other answers at once.
     """

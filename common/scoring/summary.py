@@ -1,4 +1,4 @@
-"""From the records of an output file to the numbers of a run, each with the definition that it is printed beside.
+"""Compute a run's numbers from the records of its output file, each with the definition printed beside it.
 
 Everything here is computed from the file, so that a run which was killed and resumed reports all of its requests; only
 what needs a wall clock (`this_start`) is about one start.

@@ -1,8 +1,8 @@
-"""An answer's text out of its tokens, without what ends it: the one place where a stop string is looked for.
+"""Make an answer's text of its tokens, without what ends it: the one place where stop strings are looked for.
 
 The engine asks it when to stop decoding, every door what to show. So it decides by the text that a client gets: the
-answer ends in front of the stop string that begins first. Of two that begin together the shorter one ends it. While one
-that began earlier may still be completed, nothing is decided.
+answer ends before the stop string that begins first, the shorter one if two begin together. While one that began
+earlier may still be completed, nothing is decided.
 
 A special token can be a stop string, or a part of one, also where special tokens are not shown. In the text that is
 searched for a part of one it is written as a letter that no text has.

@@ -1,4 +1,4 @@
-"""From an answer's text to what a message has of it: reasoning, content and tool calls, piece by piece.
+"""Split an answer's text into a message's reasoning, content and tool calls, piece by piece.
 
 Reasoning stands up to </think>. Calls stand as Hermes and Qwen write them, <tool_call>, an object with name and
 arguments, </tool_call>. What may still become a tag is held back, and so is a call until it is whole: only then is it

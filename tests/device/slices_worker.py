@@ -29,7 +29,7 @@ from lopa_cuda.steps import slices
 DECODE = DecodeConfig(num_lookahead=3, block_size=16, max_new_tokens=64, stop_at_eos=False)
 BLOCK = 32  # of block-causal attention
 # Lengths of the prompts of a pass, how many positions of each are cached already, and whether their blocks see what
-# lies behind them.
+# lies after them.
 CASES: dict[str, tuple[list[int], int, bool]] = {
     "a prompt": ([1040], 0, True),
     "a prompt, block-causal": ([1040], 0, False),
@@ -68,7 +68,7 @@ def plan_of(lengths: list[int], cached: int, mask_token_id: int, *, is_full: boo
 
 
 def run(engine: CudaEngine, lengths: list[int], cached: int, *, is_full: bool) -> dict[str, Any]:
-    """One pass and its commit, behind another of what is cached."""
+    """One pass and its commit, after another pass that fills the cache."""
     mask_token_id = engine._config.mask_of(None)
     if cached:
         forward_and_commit(engine, plan_of([cached] * len(lengths), 0, mask_token_id, is_full=is_full))

@@ -193,7 +193,7 @@ def test_requests_together_decode_what_they_do_alone_with_invariant_sums(model: 
 
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_a_short_pool_decodes_the_tokens_of_a_whole_one(model: Path, num_slots: int) -> None:
-    """Of one slot the steps are the same; of three, requests that wait for pages share other passes."""
+    """One slot has the same steps; with three, requests that wait for pages share other passes."""
     whole = decode(build(model, is_captured=True, num_slots=num_slots), num_lookahead=2)
     engine = build(model, is_captured=True, num_slots=num_slots, num_pages=5)
     short = decode(engine, num_lookahead=2)
@@ -257,7 +257,7 @@ def test_out_of_memory_ends_the_run_with_rank_and_step_and_keeps_what_is_finishe
 
 
 def predict(model: Path, engine: CudaEngine, num_rows: int, num_cached: int) -> Predictions:
-    """Of a step behind `num_cached` positions of a forwarded and committed prompt."""
+    """Return the predictions of a step after `num_cached` positions of a committed prompt."""
     config = load_model_config(model)
     if num_cached:
         prompt = synthetic_plan(config, num_rows=1, width=num_cached, num_cached=0, read_share=0.1)

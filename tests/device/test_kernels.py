@@ -157,7 +157,7 @@ def firsts(runs: list[Run]) -> list[int]:
 
 
 def tiles_of(runs: list[Run], group: int, num_tokens: int) -> Tensor:
-    """Of these rows (runs of one row each) and of padding up to num_tokens, with tiles to spare."""
+    """Return the tiles of these rows (runs of one row each), padded to num_tokens, with tiles to spare."""
     tiling = Tiling(group, kernels.BLOCK_QUERIES)
     spans = np.array([(first, *run[1:6]) for first, run in zip(firsts(runs), runs, strict=True)]).T
     needed = tiling.needed(spans[1], num_tokens)
@@ -167,7 +167,7 @@ def tiles_of(runs: list[Run], group: int, num_tokens: int) -> Tensor:
 
 
 def shuffled_table(num_slots: int, num_pages: int) -> Tensor:
-    """Of slots with as many pages each, which lie in no order."""
+    """Return the table of slots with as many pages each, in no order."""
     return torch.randperm(num_slots * num_pages, device="cuda").view(num_slots, num_pages).int()
 
 
@@ -198,7 +198,7 @@ ROWS = {
     "branches of many lengths": [
         (48, 48, 1500, 1500, 2), (40, 33, 1500, 1500, 2), (48, 48, 37, 37, 0), (1, 1, 4000, 4000, 4),
     ],
-    "keys behind the window": [(32, 32, 300, 700, 1), (24, 17, 64, 100, 2)],
+    "keys after the window": [(32, 32, 300, 700, 1), (24, 17, 64, 100, 2)],
     "a prompt beside branches": [(1000, 1000, 0, 0, 4), *[(64, 64, 800, 800, 1)] * 7, (96, 96, 800, 800, 1)],
 }  # fmt: skip
 
@@ -236,8 +236,8 @@ def test_attention_sees_the_committed_keys_and_its_window(
 LONG_ROWS = {
     "a prompt": [(1040, 1040, 0, 0, 1)],
     "prompts of several lengths": [(600, 600, 0, 0, 2), (131, 128, 0, 0, 0), (520, 519, 0, 0, 1)],
-    "windows behind prefixes": [(194, 193, 1024, 1024, 3), (300, 300, 70, 70, 0), (65, 64, 128, 128, 1)],
-    "keys behind windows": [(520, 500, 300, 1000, 1), (140, 131, 40, 250, 2)],
+    "windows after prefixes": [(194, 193, 1024, 1024, 3), (300, 300, 70, 70, 0), (65, 64, 128, 128, 1)],
+    "keys after windows": [(520, 500, 300, 1000, 1), (140, 131, 40, 250, 2)],
 }
 
 

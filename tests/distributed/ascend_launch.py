@@ -74,7 +74,7 @@ def decoded(model: Path, output: Path, mesh: Mesh, settings: Sequence[str] = SET
 
 
 def merged(output: Path, mesh: Mesh) -> Decoded:
-    """Of all replicas; within one, every rank says the same."""
+    """Return what all replicas decoded; all ranks of a replica must say the same."""
     ranks = [json.loads(path.read_text()) for path in sorted(output.glob("rank*.json"))]
     assert len(ranks) == mesh[0] * mesh[1] * mesh[2]
     replicas = [[rank["tokens"] for rank in ranks if rank["dp"] == dp] for dp in range(mesh[0])]

@@ -20,7 +20,7 @@ PROMPTS = [[(13 * n * n + 7 * m + n) % 490 + 2 for m in range(9 + 12 * n)] for n
 LONG = [(5 * n * n + 11 * n) % 490 + 2 for n in range(170)]
 ALL = [*PROMPTS, LONG, [*LONG[:165], 7]]  # with two that share a page of either engine
 SHARED = {"max_new_tokens": 24, "skip_threshold": 0.3, "sampling_strategy": "default", "eos_token_id": -1}
-# Of each kind one: dense and MoE, with and without shift, committing in the next pass, in its own, tentatively, never.
+# One of each kind: dense and MoE, with and without shift, committing in the next pass, in its own, tentatively, never.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar fused": ("sdar/model_a", {"strategy": "block_diffusion", "block_size": 16}),
     "sdar separate": ("sdar/model_b", {"strategy": {"name": "block_diffusion", "commit": "separate"}, "block_size": 8}),

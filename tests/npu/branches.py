@@ -36,7 +36,7 @@ class Branch:
         return self.num_cached + sum(self.window)
 
     def entries(self) -> tuple[list[int], list[int], list[bool]]:
-        """Positions, horizons and whether the entry provides a key: the window first, shift entries behind it."""
+        """Positions, horizons and whether the entry provides a key: the window first, shift entries after it."""
         blocks = list(pairwise(np.cumsum([self.num_cached, *self.window]).tolist()))
         positions = [position for start, end in blocks for position in range(start, end)]
         horizons = [end for start, end in blocks for _ in range(start, end)]
@@ -51,7 +51,7 @@ class Layout:
 
     branches: list[Branch]
     num_pages: int
-    order_T: Tensor  # into the entries of all branches, one branch behind the other
+    order_T: Tensor  # into the entries of all branches, one branch after another
     position_T: Tensor
     slot_T: Tensor
     rows: VirtualRows
@@ -104,7 +104,7 @@ def dense(branch: Branch, contents: Contents, weights: torch.dtype = torch.bfloa
 
 
 def hidden(branch: Branch) -> Tensor:
-    """True where an entry does not see a key: at and behind its horizon."""
+    """True where an entry does not see a key: at and after its horizon."""
     _, horizons, _ = branch.entries()
     return torch.arange(branch.length)[None, :] >= torch.tensor(horizons)[:, None]
 

@@ -17,7 +17,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one tensor-parallel rank."""
+    """Sizes of one tensor-parallel rank."""
 
     width: int
     num_heads: int
@@ -61,7 +61,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of one layer in one step."""
+    """Inputs of one layer in one step."""
 
     x: Tensor
     residual: Tensor

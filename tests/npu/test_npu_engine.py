@@ -238,7 +238,7 @@ def test_shapes_that_the_device_refuses_to_capture_run_as_they_are(
 
 @pytest.mark.usefixtures("npu")
 def test_a_replay_behind_a_step_that_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prompts are longer than the largest captured shape; the steps behind them are replayed."""
+    """The prompts are longer than the largest captured shape; the steps after them are replayed."""
     decode = causal(shift_row="fresh")
     engine = engine_on("npu", decode, None, "npugraph", shapes={"token_buckets": [40, 80], "row_buckets": [8]})
     kinds, layers_key = [], engine.layers_key
@@ -323,7 +323,7 @@ def test_what_a_step_launches(npu: Any, quantization: str | None) -> None:
     print(f"{quantization or 'bf16'}: {usual.total()} calls, {dict(usual)}")
 
 
-# Of one rank of TP4. The vocabulary is cut further: its operators are torch's own.
+# The config of one rank of TP4, with a smaller vocabulary, whose operators are torch's own.
 DREAM_7B_TP4 = {
     "model_type": "Dream", "vocab_size": 1024, "hidden_size": 3584, "intermediate_size": 4736,
     "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 128, "max_position_embeddings": 2048,

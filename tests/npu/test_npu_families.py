@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "fast_dllm_v2": ("fastdllm_v2/model_a", {**BLOCKS, "strategy": {"name": "fast_dllm_v2", "sub_block_size": 8}}),
 }
-# Of LLaDA2-mini and of SDAR-30B-A3B on one rank of four: width, own experts, the mixture.
+# LLaDA2-mini and SDAR-30B-A3B on one rank of four: width, own experts, the mixture.
 LLADA2_MINI = 2048, 64, MoEConfig(
     num_experts=256, experts_per_token=8, intermediate_size=512, num_shared_experts=1, num_groups=8, top_groups=4,
     scoring="sigmoid", normalise=True, scaling=2.5, first_dense=1, has_expert_bias=True,

@@ -48,7 +48,7 @@ def engine(npu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AscendE
 
 
 def cost_of(npu: Any, engine: AscendEngine, sampling: Sampling) -> Cost:
-    """Of a replay."""
+    """Return the cost of a replay."""
     with torch.no_grad():
         key = engine.reads_key(READS, sampling)
         assert key.is_captured and key.num_reads == READS

@@ -114,7 +114,7 @@ def test_a_release_without_the_attention_asked_for(monkeypatch: pytest.MonkeyPat
 
 
 def as_user(tmp_path: Path, num_devices: str, *folders: Path) -> dict[str, tuple[int, str]]:
-    """Exit code and output of each command, with these folders first on the path and no torch_npu behind them."""
+    """Exit code and output of each command, with these folders first on the path and no torch_npu after them."""
     (tmp_path / "run.yaml").write_text("model: absent\ninput: {path: absent.jsonl}\noutput: {path: o.jsonl}\n")
     paths = os.pathsep.join(map(str, [*folders, ROOT, ROOT / "tests" / "npu"]))
     # The commands share a process, in which torch has been loaded when the second of them applies the profile's own.

@@ -17,7 +17,7 @@ from lopa_ascend.stages import AscendStages
 from tests.distributed.ascend_launch import decoded, write_model
 
 MESH, SETTINGS = (1, 1, 2), ["k=3 fresh"]
-# Of a rank of TP2 of ascend_launch.write_model, as heads of 128: what the next linear reads, and its bytes.
+# Shapes of the next linear's weight on a rank of TP2 of ascend_launch.write_model, with heads of 128.
 GATE_UP, QKV, HEAD = [96, 64], [1024, 64], [160, 64]
 
 
@@ -38,10 +38,10 @@ class Prefetched:
 def test_no_more_is_prefetched_than_said_and_than_there_is(tp_size: int, cap: int, wanted: int | None) -> None:
     ops = Prefetched()
     stages = AscendStages(ops, Collectives(Mesh(tp_size=tp_size)), 1, 1.0, cap)  # type: ignore[arg-type]
-    before, behind = nn.Linear(8, 8), nn.Linear(8, 16)
-    before.read_next = (behind,)  # type: ignore[assignment]
+    before, after = nn.Linear(8, 8), nn.Linear(8, 16)
+    before.read_next = (after,)  # type: ignore[assignment]
     stages.all_reduce(stages.linear(torch.zeros(3, 8), before))
-    assert ops.calls == ([] if wanted is None else [(behind.weight, wanted)])
+    assert ops.calls == ([] if wanted is None else [(after.weight, wanted)])
 
 
 def test_the_ref_lane_checks_a_prefetch() -> None:
@@ -82,7 +82,7 @@ def test_every_all_reduce_has_the_next_weight_under_it(
     tmp_path: Path, of_the_ref_lane: tuple[Path, Any], mode: str
 ) -> None:
     """TP2, captured or as a GE graph, collectives inside: the ref lane's tokens, and before each all-reduce of a step
-    the weight behind it."""
+    the weight after it."""
     model, wanted = of_the_ref_lane
     graph, npu = {"mode": mode, "token_buckets": [176]}, {"row_buckets": [16], "weight_prefetch_mb": 1}
     options = {"device": "npu", "dtype": "bfloat16", "graph": graph, "npu": npu}

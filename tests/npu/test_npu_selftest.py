@@ -164,7 +164,7 @@ SPOILED: dict[str, tuple[str, Callable[[Any], Any], dict[str, Grade]]] = {
 }
 
 
-# Of a model with norms of heads and experts.
+# The same for a model with norms of heads and experts.
 SPOILED_EXPERTS: dict[str, tuple[str, Callable[[Any], Any], dict[str, Grade]]] = {
     "another expert": (
         "npu_moe_gating_top_k",

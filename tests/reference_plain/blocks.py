@@ -12,7 +12,7 @@ from common.decoding.plan import Bool
 
 
 class BlockStatus(Enum):
-    ACTIVE = auto()  # holds masks, waits behind a block that does, or is still edited
+    ACTIVE = auto()  # holds masks, waits for a block that does, or is still edited
     TO_CACHE = auto()  # finished; the next forward writes its final KV
     IN_CACHE = auto()
 
@@ -51,7 +51,7 @@ class Window(NamedTuple):
     become final.
 
     next_start: where the following step's window begins, whose first position is predicted from this step.
-    predicts_next: the step also predicts the position behind the window, which begins the next block.
+    predicts_next: the step also predicts the position after the window, which begins the next block.
     is_tentative: what is committed differs from branch to branch, and is written over later.
     """
 
@@ -67,7 +67,7 @@ class Window(NamedTuple):
 class BlockStrategy:
     """The plain decoding rule under the lookahead branches.
 
-    keeps_carry: the token behind the cache is predicted by the step that committed the position before it.
+    keeps_carry: the token after the cache is predicted by the step that committed the position before it.
     chunk: positions of a prompt that a pass takes, where prompts are cut (`Rules.chunk`).
     is_masked_S: the request's masks, by absolute position, as they are at any time.
     """
@@ -103,7 +103,7 @@ class BlockStrategy:
         first = num_committed = len(blocks) - len(active_blocks(blocks))
         while first and blocks[first - 1].status is TO_CACHE:
             first -= 1
-        # A branch may open the first block behind what is cached.
+        # A branch may open the first block after what is cached.
         start = blocks[first].start if first < len(blocks) else blocks[-1].end
         commit_end = blocks[num_committed - 1].end if first < num_committed else start
         return Window(start, blocks[-1].end, start, commit_end - start, commit_end)
@@ -149,7 +149,7 @@ def prompt_part(blocks: list[Block], prompt_length: int) -> Block | None:
 
 
 def next_chunk(blocks: list[Block], prompt_length: int) -> Block | None:
-    """The same, if another part waits behind it."""
+    """The same, if another part waits after it."""
     parts = _prompt_parts(blocks, prompt_length)
     first, behind = next(parts, None), next(parts, None)
     return None if behind is None else first

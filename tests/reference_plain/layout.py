@@ -1,9 +1,9 @@
 """From the branches of all requests to the arrays of one forward pass (StepPlan), and back.
 
-A row holds its window's positions first and its shift entries behind them. Of a model without shift, position p is
-predicted by its own entry. With it, by the entry of p - 1: inside the window by its left neighbour, at the window's
-first position by the carry, and with `shift_row: fresh` by a shift entry, a second query of position p - 1 that sees
-what p sees and provides no key.
+A row holds its window's positions first and its shift entries after them. In a model without shift, position p's own
+entry predicts it. With shift the entry of p - 1 does: inside the window its left neighbour, at the window's first
+position the carry, and with `shift_row: fresh` a shift entry, a second query of position p - 1 that sees what p sees
+and provides no key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def plan_request(decoding: PlainRequest, first_row: int) -> RequestStep:
     blocks, strategy = decoding.blocks, decoding.strategy
     opens_block = _opens_block(decoding)
     window = strategy.window(blocks, decoding.is_refreshed)
-    opened_end = new_end = blocks[-1].end  # a window may reach behind it
+    opened_end = new_end = blocks[-1].end  # a window may reach beyond it
     start = window.start
     ends = widths = (window.end - start,) * len(opens_block)
     if any(opens_block):
@@ -45,10 +45,10 @@ def _opens_block(decoding: PlainRequest) -> list[bool]:
 
 
 def _shift_columns(step_start: int, step_end: int, decoding: PlainRequest) -> dict[int, int]:
-    """Starts of the blocks whose first position is predicted by a shift entry, and its column behind the keys.
+    """Starts of the blocks whose first position is predicted by a shift entry, and its column after the keys.
 
-    In full attention only the first position behind the cache needs one: every later predictor is in the window and
-    sees all of it. Under block-causal attention no predictor sees the block behind it, so every block's first
+    In full attention only the first position after the cache needs one: every later predictor is in the window and
+    sees all of it. Under block-causal attention no predictor sees the block after it, so every block's first
     position does.
     """
     decode, is_masked_S = decoding.rules.decode, decoding.is_masked_S
@@ -62,7 +62,7 @@ def _shift_columns(step_start: int, step_end: int, decoding: PlainRequest) -> di
 
 
 def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
-    """Rows of every request behind one another."""
+    """Rows of every request, one after another."""
     entries_3T = np.concatenate([_entries_of(step) for step in steps], axis=1)
     is_read_T = np.concatenate([_is_read(step) for step in steps])
     fields_8R = np.concatenate([_row_fields_of(step) for step in steps], axis=1)
@@ -100,7 +100,7 @@ def _row_fields_of(step: RequestStep) -> Int:
 
 
 def _columns_of(step: RequestStep, column_X: list[int]) -> Int:
-    """Columns of every row's keys, and these behind them."""
+    """Columns of every row's keys, followed by these."""
     return np.concatenate([np.array([*range(width), *column_X]) for width in step.widths])
 
 
@@ -153,7 +153,7 @@ def _is_read(step: RequestStep) -> Bool:
 
 
 def _is_edited(step: RequestStep) -> Bool:
-    """[W] positions whose filled tokens the step may replace: of active blocks, behind the prompt."""
+    """[W] positions whose filled tokens the step may replace: of active blocks, after the prompt."""
     is_edited_W = np.zeros(step.window.end - step.window.start, dtype=np.bool_)
     for block in step.decoding.strategy.fillable(step.decoding.blocks, step.decoding.is_refreshed):
         first = max(block.start, step.decoding.prompt_length)

@@ -232,6 +232,6 @@ def every(stepped: Stepped) -> int:
 
 @_rule("lookahead_rules")
 def stalled(stepped: Stepped, *, plenty: float = 4, share: float = 0.5) -> int:
-    """All k behind a step that filled little, a share of them behind one that filled much."""
+    """All k after a step that filled little, a share of them after one that filled much."""
     most: int = stepped.settings.num_lookahead
     return most if stepped.num_filled < plenty else round(share * most)

@@ -19,7 +19,7 @@ class PlainRequest(DecodingRequest):
     """A request being decoded: the anchor's tokens and blocks, and the branches of the coming step, the anchor last.
 
     token_S, is_masked_S: prompt and whole canvas by absolute position; positions not opened yet are masks.
-    carry_3: token, probability and confidence predicted for the first position behind the cache, kept from the step
+    carry_3: token, probability and confidence predicted for the first position after the cache, kept from the step
         that committed the position before it.
     steps: tokens, rows, winner and window of each, as in `Completion`.
     num_given: generated tokens that the caller has been told of.
@@ -74,8 +74,8 @@ class RequestStep(NamedTuple):
     """One request's part of a step: rows [first_row, end_row) and what they hold.
 
     window: the widest branch's. opens_block: of each branch; what the winner opens becomes the request's. widths: of
-    each branch's own window. ends: of each, the column behind which it has no masks. firsts: where the rows begin
-    among the request's entries. shift_column_of: block start -> column of its shift entry behind the row's keys.
+    each branch's own window. ends: of each, the column after which it has no masks. firsts: where the rows begin
+    among the request's entries. shift_column_of: block start -> column of its shift entry after the row's keys.
     """
 
     decoding: PlainRequest
@@ -103,7 +103,7 @@ class RequestStep(NamedTuple):
 
     @property
     def reads_carry(self) -> bool:
-        """Whether the step predicts the first position behind what it commits, for the next step."""
+        """Whether the step predicts the first position after what it commits, for the next step."""
         rules = self.decoding.rules
         is_carried = self.decoding.strategy.keeps_carry and rules.decode.shift_row == "stale" and rules.shift
         return bool(self.window.commit_length and is_carried)
@@ -111,7 +111,7 @@ class RequestStep(NamedTuple):
 
 class Aligned(NamedTuple):
     """A request's predictions (token, probability, confidence, as in `Predictions`) aligned with its window: column j
-    speaks of position window.start + j. next_3B: of the position behind the window; None unless `predicts_next`."""
+    speaks of position window.start + j. next_3B: of the position after the window; None unless `predicts_next`."""
 
     values_3BW: Float
     next_3B: Float | None

@@ -1,4 +1,4 @@
-"""From a profile and a run to the step that is estimated, and to the steps that it is compared with."""
+"""Make the step that is estimated, and those that it is compared with, of a profile and a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a command line names to settings: MODEL, --profile and --set, and what they leave open found out here.
+"""Make settings of a command line: MODEL, --profile and --set; what they leave open is found out here.
 
 Nothing here loads torch, so that variables of a profile are there before it is.
 """

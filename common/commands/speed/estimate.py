@@ -37,7 +37,7 @@ def estimate(
     """Predict the time of one step from its operations, by part; nothing is run and no weights are needed.
 
     Says what bounds each part, what W8A8, merging, fusing and overlapping change, and which mesh of the same devices
-    would be fastest. Of the run's model only config.json is read.
+    would be fastest. The model's config.json is all that is read of it.
     """
     from common.bench import Options, estimate_tables
 

@@ -11,7 +11,7 @@ from common.commands.arguments.options import WholeNumber, add_model_and_setting
 from common.platforms import TuneOptions, platform_of
 from common.processes import apply_environment
 
-# Of one row's windows of whole blocks; of several rows and prompts.
+# Numbers of tokens of one row's windows of whole blocks, then of several rows and prompts.
 USUAL_TOKENS = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 768, 1024, 1536, 2048)
 _MOST_TOKENS = 32768
 

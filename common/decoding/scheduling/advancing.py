@@ -1,4 +1,4 @@
-"""From a step's winner to the next anchor and its lookaheads: adopt the branch, fill what is sure, move blocks towards
+"""Make a step's winner the next anchor, with lookaheads: adopt the branch, fill what is sure, move blocks towards
 the cache, spawn what to try, and see whether the request has ended.
 
 `advance` does all of it for requests whose rules ship; `by_request` does the same step by step where a policy of
@@ -395,7 +395,7 @@ def spawn(tables: Tables, slot: int, num_open: int, most: int, values_3T: Float)
 @compiled
 def _spawn_tokens(tables: Tables, slot: int, num_places: int, most: int, values_3T: Float) -> int:
     """Make a lookahead of each token that is probable enough at each of the chosen masks, the first mask's first;
-    returns how many. Of a mask that an earlier pass predicts, only the best token is known."""
+    return how many. Only the best token is known at a mask that an earlier pass predicted."""
     state, settings, num_made = tables.states[slot], tables.settings[slot], 0
     num_best = (values_3T.shape[0] - 3) // 2
     for rank in range(num_places):

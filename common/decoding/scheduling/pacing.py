@@ -192,8 +192,7 @@ class Pacer:
 
 class _ExtraTime:
     """Seconds that passes take beyond what was expected of them, by way and load: medians, since some passes are
-    disturbed. Of a way that has hardly been tried, what the others take there; at a load without a pass, at the nearest
-    one."""
+    disturbed. A way that has hardly been tried counts as the others there, a load without a pass as the nearest."""
 
     def __init__(self, num_ways: int) -> None:
         self._timed = [[deque[float](maxlen=_TIMED_PASSES) for _ in range(num_ways)] for _ in range(_NUM_LOADS)]

@@ -1,9 +1,9 @@
 """Plan a step: the blocks that each branch opens, and the rows of one forward pass.
 
-A row holds its window's positions first and its shift entries after them. Of a model without shift, position p is
-predicted by its own entry. With it, by the entry of p - 1: inside the window by its left neighbour, at the window's
-first position by the carry, and with `shift_row: fresh` by a shift entry, a second query of position p - 1 that sees
-what p sees and provides no key.
+A row holds its window's positions first and its shift entries after them. In a model without shift, position p's own
+entry predicts it. With shift the entry of p - 1 does: inside the window its left neighbour, at the window's first
+position the carry, and with `shift_row: fresh` a shift entry, a second query of position p - 1 that sees what p sees
+and provides no key.
 
 Shapes: N requests in a step's order, R rows, T entries of all rows.
 """

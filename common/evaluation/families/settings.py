@@ -1,4 +1,4 @@
-"""From the settings of published decoding code to `decode`: the same tokens in the same passes.
+"""Translate the settings of published decoding code to `decode`: the same tokens in the same passes.
 
 Where that code decodes to the end of a block, so does `max_new_tokens` here; `commit: separate` and `end_at: block` are
 its ways.

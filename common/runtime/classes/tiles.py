@@ -1,4 +1,4 @@
-"""From a shard's logits to statistics of an automaton's classes, and from those of all shards to those of a position.
+"""Statistics of an automaton's classes from a shard's logits, and those of a position from those of all shards.
 
 Tokens lie sorted by class in tiles of equal length, so that a class is reduced by two reductions of a last dimension,
 which every device has, and in an order that depends on nothing else in the pass.

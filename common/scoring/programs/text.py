@@ -1,4 +1,4 @@
-"""From what a model has written to the program that is run: fenced block, longest valid span, entry point."""
+"""Make the program that is run of what a model has written: fenced block, longest valid span, entry point."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _INDENT = "    "
 def program_of(text: str, entry_point: str, prompt: str = "", *, is_fence_open: bool = False) -> str:
     """Return the program that an answer makes.
 
-    prompt: code that the answer may go on with or repeat, such as a function's head; it comes first in any case. Of the
-    fenced blocks it is the first that defines the entry point, of several one that is a program, with what it uses of
-    the imports and definitions of the others; else, with a prompt, the first that returns something, else the first.
-    Without one it is the text. Of text that is no program it is the longest run of lines that is. is_fence_open: the
+    The program is the first fenced block that defines the entry point (one that is a program, if several do), with what
+    it uses of the imports and definitions of the others; else, with a prompt, the first that returns something, else
+    the first block. Without blocks it is the text, or the longest run of its lines that is a program. prompt: code that
+    the answer may go on with or repeat, such as a function's head; it comes first in any case. is_fence_open: the
     answer begins inside of a fenced block.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")

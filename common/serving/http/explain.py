@@ -1,4 +1,4 @@
-"""From a refused body to one sentence: the field's path, what is wrong with it and what to send instead."""
+"""Say in one sentence why a body is refused: the field's path, what is wrong with it, what to send instead."""
 
 from __future__ import annotations
 

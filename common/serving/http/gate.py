@@ -1,4 +1,4 @@
-"""In front of the routes: who may come in, what became of each request, and the answer where this server failed."""
+"""What runs before the routes: who may come in, what became of each request, the answer where this server failed."""
 
 from __future__ import annotations
 

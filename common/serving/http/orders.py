@@ -1,4 +1,4 @@
-"""From the fields of a request to what the engine is asked for: `common.requests` in HTTP's names and limits."""
+"""Make what the engine is asked for of a request's fields: `common.requests` in HTTP's names and limits."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def npu_dequant_swiglu_quant(
 def npu_grouped_matmul_swiglu_quant_v2(
     x: Tensor, weight: Sequence[Tensor], weight_scale: Sequence[Tensor], x_scale: Tensor, group_list: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """x int8 [T, K] @ weight int8 [1, K, 2H] -> int8 [T, H] of silu(left) * right, scale [T]. Of one group only:
+    """x int8 [T, K] @ weight int8 [1, K, 2H] -> int8 [T, H] of silu(left) * right, scale [T]. There is one group:
     group_list holds T."""
     op = "npu_grouped_matmul_swiglu_quant_v2"
     require(len(weight) == len(weight_scale) == 1, op, "there is one weight and one scale", (weight, weight_scale))

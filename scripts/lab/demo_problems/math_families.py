@@ -554,7 +554,7 @@ def seating(draft: Draft) -> MathProblem:
     )
 
 
-# Of a round that is lost and of one that is won: how it is told, how it is worked, and what is given.
+# How a lost round and a won one are told and worked, and what is given.
 ROUNDS = {
     "-": (
         ("Round {i} costs {n} points.", "In round {i} {he} loses {n}.", "A mistake in round {i} takes {n} points."),

@@ -43,7 +43,7 @@ def requests(generator: Generator, texts: list[str]) -> Iterator[GenerationReque
 
 
 def tokens_of(generator: Generator, texts: list[str]) -> list[Any]:
-    """Of each text, or None where it has failed so."""
+    """Return each text's tokens, None where its request has failed."""
     found = dict.fromkeys(range(len(texts)))
     for result in generator.generate(requests(generator, texts)):
         if isinstance(result, Completion):

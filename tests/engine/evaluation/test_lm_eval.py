@@ -21,7 +21,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLE = ROOT / "tests" / "data" / "gsm8k_sample.jsonl"
-# Of openai/human-eval (MIT), HumanEval/23.
+# HumanEval/23 of openai/human-eval (MIT).
 HUMANEVAL = {
     "task_id": "HumanEval/23",
     "prompt": '\n\ndef strlen(string: str) -> int:\n    """ Return length of given string\n    >>> strlen(\'abc\')\n'
@@ -30,7 +30,7 @@ HUMANEVAL = {
     "canonical_solution": "    return len(string)\n",
     "test": "def check(candidate):\n    assert candidate('') == 0\n    assert candidate('asdasnakj') == 9\n",
 }
-# Of google-research/mbpp (CC BY 4.0).
+# A row of google-research/mbpp (CC BY 4.0).
 MBPP = {
     "task_id": 17,
     "text": "Write a function to find the perimeter of a square.",

@@ -67,7 +67,7 @@ def plain_logits(weights: dict[str, Tensor], tokens: list[int]) -> Tensor:
 
 
 def _experts(x: Tensor, at: dict[str, Tensor]) -> Tensor:
-    """Of one token: softmax over all experts, then the best of them, whose weights are made to sum to 1."""
+    """Mix the experts of one token: the best by softmax over all, with weights that sum to 1."""
     chance, chosen = (at["mlp.gate.weight"] @ x).softmax(0).topk(CONFIG["num_experts_per_tok"])
     total = torch.zeros_like(x)
     for share, expert in zip(chance / chance.sum(), chosen.tolist(), strict=True):
@@ -102,7 +102,7 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def plain_decode(weights: dict[str, Tensor], prompt: list[int], length: int, threshold: float) -> list[int]:
-    """`length` tokens behind the prompt: in a block all masks above the threshold, or else the most probable one."""
+    """Fill `length` tokens after the prompt: in a block all masks above the threshold, or else the most probable."""
     size, mask = CONFIG["block_size"], CONFIG["mask_token_id"]
     tokens = list(prompt)
     while len(tokens) < len(prompt) + length:

@@ -37,7 +37,7 @@ def check_candidates(predictions: Predictions, trace: dict[str, Any], config: Mo
 
 @pytest.mark.parametrize("name", [name for name in TRACES if not name.startswith("llada/")])
 def test_the_ascend_engine_has_them_too(cpu: DeviceProfile, name: str) -> None:
-    """Of block-causal families."""
+    """All block-causal families, that is."""
     trace = read(name)
     config, ascend = load_model_config(trace["folder"]), cpu.model_copy(update={"engine": "lopa_ascend"})
     engine = engine_of(ascend, trace, window_attention="block_causal")

@@ -55,7 +55,7 @@ def engine_of(engine: str, dtype: str, quantization: str | None = None) -> Engin
 
 
 def scheduler_of(**options: Any) -> Scheduler:
-    """Of as few requests as are decoded one after another, whose steps `Decisions` looks into."""
+    """Return a scheduler with four slots, whose steps `Decisions` looks into."""
     config = load_model_config(DEMO)
     return Scheduler(
         DECODE, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id, num_slots=4, **options

@@ -31,7 +31,7 @@ from tests.engine.lopa_ascend.watching import Agreement, WatchingEngine
 
 MODEL = GOLDEN / "model_a"
 TRACES = sorted(GOLDEN.glob("0[567]_causal_*.json"))
-LENGTHS = (24, 5, 118, 131, 250)  # within a page, up to its border, behind it
+LENGTHS = (24, 5, 118, 131, 250)  # within a page, up to its border, beyond it
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(length)] for n, length in enumerate(LENGTHS)]
 
 

@@ -45,12 +45,12 @@ def profile(engine: str, dtype: str = "float32") -> DeviceProfile:
 
 
 def prompts(model: Path, lengths: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Of tokens that are not special."""
+    """Return prompts of these lengths, without special tokens."""
     most = load_model_config(model).vocab_size - 20
     return [tuple((13 * n * n + 7 * m + n) % most + 2 for m in range(length)) for n, length in enumerate(lengths)]
 
 
-LENGTHS = (7, 32, 125, 131)  # within a block, whole blocks, up to a page's border, behind it
+LENGTHS = (7, 32, 125, 131)  # within a block, whole blocks, up to a page's border, beyond it
 
 
 def decode_all(engine: Any, model: Path, decode: DecodeConfig, lengths: tuple[int, ...] = LENGTHS) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def test_made_up_weights_of_the_other_families_give_the_cuda_engines_predictions
 
 
 def answers(engine: Engine, decode: DecodeConfig, num_math: int, num_code: int) -> list[tuple[int, ...]]:
-    """Of the block-diffusion demo model to held-out problems."""
+    """Return the block-diffusion demo model's answers to held-out problems."""
     tokenizer = load_tokenizer(str(DEMO))
     lines = [
         line
@@ -227,7 +227,7 @@ def test_prompts_of_more_blocks_than_one_call_takes_are_attended_in_several(monk
         (130, {"block_size": 32, "max_new_tokens": 32}, 1 + 2 * 1),  # 128 of them are final first; 162 round up to 192
         (130, {"block_size": 48, "max_new_tokens": 32}, 0 + 2 * 2),  # 96 are, so both pages may differ
         (255, {"block_size": 32, "max_new_tokens": 1}, 1 + 2 * 1),
-        (255, {"block_size": 32, "max_new_tokens": 2}, 1 + 2 * 2),  # a block begins behind the second page
+        (255, {"block_size": 32, "max_new_tokens": 2}, 1 + 2 * 2),  # a block begins after the second page
         (130, {"block_size": 32, "max_new_tokens": 32, "strategy": UNCACHED}, 0 + 2 * 2),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_process_that_stood_still_does_not_take_its_peers_for_lost(clock: Cloc
 
 
 class Store:
-    """Of the launcher: what others add comes a little later."""
+    """The launcher's store: what others add comes a little later."""
 
     def __init__(self, num_come: int) -> None:
         self._num_come = num_come

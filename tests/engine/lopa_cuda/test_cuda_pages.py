@@ -125,7 +125,7 @@ def test_random_arrivals_and_aborts_give_every_page_back(alone: dict[str, tuple[
 
 @pytest.mark.parametrize(("free_pages", "expected"), [(100, 12), (13.8, 12), (13.4, 11), (9.5, 8)])
 def test_a_gpu_gets_as_many_pages_as_fit(monkeypatch: pytest.MonkeyPatch, free_pages: float, expected: int) -> None:
-    """Of three requests of four pages each, beside a quarter page of staging memory, in 0.9 of what is free."""
+    """Three requests of four pages each, and a quarter page of staging memory, in 0.9 of what is free."""
     sizes = CacheSizes(2, 3, 256, 2, 16, torch.bfloat16, captured_tokens=16)
     free = int(free_pages * sizes.bytes_per_page)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))

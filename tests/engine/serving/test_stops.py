@@ -70,7 +70,7 @@ def generator(run: RunConfig) -> Iterator[Generator]:
 
 @pytest.fixture(scope="module")
 def texts(generator: Generator) -> tuple[str, str]:
-    """Of an answer that nothing ends: without special tokens and with them."""
+    """The text of an answer that nothing ends: without special tokens and with them."""
     shown, all = (generator.with_decode(changed(generator, skip)).complete(PROMPT)[0] for skip in (True, False))
     assert END in all and END not in shown
     return shown, all

@@ -73,7 +73,7 @@ graphs: list[Graph] = []  # every graph compiled in this process
 
 @cache
 def install() -> None:
-    """Let torchair's executor run graphs here; once per process, behind torchair's import."""
+    """Let torchair's executor run graphs here; once per process, after torchair's import."""
     # Asks CANN's operator registry, which the stubs do not have.
     import_module("torchair._ge_concrete_graph.compat_ir").is_cann_compat = lambda *_, **__: ""
     executor = import_module("torchair.core._backend").TorchNpuGraph

@@ -11,7 +11,7 @@ class MultiBlock(PipelinedBlocks):
     a pass before the first.
 
     While something waits, passes forward everything and renew what is cached: attention is full, so keys in front
-    change with what is filled behind them.
+    change with what is filled after them.
     """
 
     def initial_blocks(self, num_cached: int) -> list[Block]:

@@ -17,7 +17,7 @@ from common.errors import ConfigError
 
 TEXT = "def fibonacci(n):\n    return n if n < 2 else 12345\n'It''s' 你好世界 naïve 🙂\n\n <|mask|> |mask|"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "<|beginoftext|>", "<|mask|>", "<|dlm_pad|>"]
-FIRST_ID = 330  # a gap behind the vocabulary: ids must come from the file, not from the order
+FIRST_ID = 330  # a gap after the vocabulary: ids must come from the file, not from the order
 ID = {text: FIRST_ID + number for number, text in enumerate(SPECIAL)}
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"

@@ -14,7 +14,7 @@ from common.policies import shipped
 
 
 def every_model(model: type[Frozen] = Frozen) -> set[type[Frozen]]:
-    """Of the settings; other rooms have frozen objects of their own."""
+    """Return all models of settings; other rooms have frozen objects of their own."""
     below = [found for own in model.__subclasses__() for found in every_model(own)]
     return {found for found in (model, *below) if found.__module__.startswith("common.config.")} - {
         Frozen,

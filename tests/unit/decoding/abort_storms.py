@@ -59,7 +59,7 @@ class Storm:
         return [name for name in NAMES if name not in self.open]
 
     def _late_aborts(self) -> None:
-        """Of ids that are closed; some are opened again at once."""
+        """Abort an id that is closed; some are opened again at once."""
         for name in self.rng.sample(self._closed(), k=1):
             self.core.abort(name)
             self.counts["asked"] += 1

@@ -83,7 +83,7 @@ def best_of(row: list[np.float32], without: set[int]) -> int:
 
 
 def open_places(block: Block, rule: Rule) -> tuple[list[int], list[int], list[int]]:
-    """All masks, original ones, and filled places, behind the prompt."""
+    """All masks, original ones, and filled places, after the prompt."""
     places = range(block.behind, rule.size)
     masks = [place for place in places if block.tokens[place] == rule.mask]
     return masks, [p for p in masks if block.marks[p]], [p for p in places if p not in masks]

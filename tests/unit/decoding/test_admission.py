@@ -73,7 +73,7 @@ def test_an_input_is_read_ahead_as_far_as_is_asked_and_as_it_has_now() -> None:
     queue = RequestQueue([*requests[:2], None, *requests[2:]])
     queue.prefetch(1)
     assert list(queue) == requests[:1]
-    queue.prefetch(3)  # "nothing now" behind the second
+    queue.prefetch(3)  # "nothing now" after the second
     assert list(queue) == requests[:2]
     queue.prefetch(3)
     assert list(queue) == requests[:3]

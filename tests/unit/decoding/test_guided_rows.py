@@ -47,7 +47,7 @@ def test_a_plan_says_which_of_its_rows_are_branches() -> None:
     for plan in engine.plans:
         assert plan.num_guiding_rows * 2 == plan.num_rows
         request_R: Int = plan.request_R[plan.scored]
-        assert (np.diff(request_R) >= 0).all(), "of one request behind those of another"
+        assert (np.diff(request_R) >= 0).all(), "of one request after those of another"
     plain = Noted()
     decoded(plain, DECODE)
     assert all(plan.num_guiding_rows == 0 and plan.request_R[plan.scored].size == plan.num_rows for plan in plain.plans)

@@ -99,7 +99,7 @@ def window_of(plan: StepPlan, row: int) -> Int:
 
 
 def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
-    """Rows lie behind one another. Every request's last row is its anchor; the others differ from it in exactly one
+    """Rows lie one after another. Every request's last row is its anchor; the others differ from it in exactly one
     position, filled there only."""
     assert plan.first_R[0] == 0 and (plan.first_R + plan.num_entries_R)[-1] == plan.num_tokens
     assert (plan.first_R[1:] == (plan.first_R + plan.num_entries_R)[:-1]).all()

@@ -45,7 +45,7 @@ def test_the_copies_hide_every_answer_token_once_and_no_prompt_token() -> None:
     batch, prompt, _ = noisy(full_share=0.0)
     first, second, clean = batch.inputs_BT.view(-1, 3, SEQUENCE).unbind(1)
     assert torch.equal(first + second, (torch.arange(SEQUENCE) >= prompt).long()) and not clean.any()
-    shares = first[:, 128:].reshape(-1, BLOCK).float().mean(1)  # behind every prompt
+    shares = first[:, 128:].reshape(-1, BLOCK).float().mean(1)  # after every prompt
     assert 0.45 < shares.mean() < 0.55 and shares.std() > 0.2
 
 

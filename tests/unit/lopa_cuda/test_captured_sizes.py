@@ -19,7 +19,7 @@ def most_tokens(config: ModelConfig, tp_size: int) -> int:
 
 
 def held_bytes(model: str, num_tokens: int, tp_size: int) -> int:
-    """Of the staged keys and values, and of gate and up, in bf16, of a model without experts."""
+    """Return the bytes of staged keys and values, and of gate and up, in bf16, of a model without experts."""
     config = load_model_config(model)
     kv = 2 * config.num_layers * config.kv_heads_of_rank(tp_size) * config.head_size
     return 2 * num_tokens * (kv + 2 * config.intermediate_size // tp_size)

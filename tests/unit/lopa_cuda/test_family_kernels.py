@@ -117,7 +117,7 @@ def test_there_are_tiles_enough_for_any_deal(counts: list[int]) -> None:
 @pytest.mark.parametrize(("num_tokens", "tp_size"), [(1, 1), (22, 1), (5, 2)])
 @pytest.mark.parametrize("config", [LING, QWEN], ids=["sigmoid in groups", "softmax"])
 def test_experts_mix_as_the_plain_version(config: MoEConfig, num_tokens: int, tp_size: int) -> None:
-    """Of 22 tokens most are alike: their experts have more than a tile of them."""
+    """Most of 22 tokens are alike, so their experts get more than a tile of them."""
     moe, x = random_moe(replace(config, num_shared_experts=0), 32, tp_size - 1, tp_size), random(num_tokens, 32)
     x[3:] = x[-1]
     shared = random(num_tokens, 32) if config.num_shared_experts else None

@@ -150,7 +150,7 @@ def test_attention_keeps_its_sums_in_registers(is_long: bool, splits: int) -> No
     }  # fmt: skip
     kernel = compiled("attention", "_attention_kernel", constants)
     assembly = kernel.asm["sass"]
-    assert assembly.count("STL") <= 4, "numbers that are kept from before a loop until behind it"
+    assert assembly.count("STL") <= 4, "numbers that are kept from before a loop until after it"
     assert 0 < assembly.count("WARPGROUP.DEPBAR") < assembly.count("HGMMA") / 2
     assert kernel.metadata.shared <= SHARED_BYTES
 

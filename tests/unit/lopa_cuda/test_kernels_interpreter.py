@@ -211,8 +211,8 @@ def test_mirrors_may_lie_far_behind_where_memory_begins() -> None:
 
 
 RAGGED = {
-    "behind a prefix": [(7, 6, 130, 130, 2), (6, 4, 0, 0, 0), (3, 3, 70, 70, 3), (40, 37, 5, 5, 1)],
-    "keys behind the window": [(6, 6, 130, 180, 2), (5, 5, 0, 0, 0), (35, 33, 70, 110, 3)],
+    "after a prefix": [(7, 6, 130, 130, 2), (6, 4, 0, 0, 0), (3, 3, 70, 70, 3), (40, 37, 5, 5, 1)],
+    "keys after the window": [(6, 6, 130, 180, 2), (5, 5, 0, 0, 0), (35, 33, 70, 110, 3)],
     "one token": [(1, 1, 64, 64, 1)],
 }  # entries, keys, start, cached, slot of each row
 
@@ -233,8 +233,8 @@ def test_attention_of_every_number_of_query_heads(group: int) -> None:
 
 LONG_ROWS = {
     "prompts": [(141, 141, 0, 0, 2), (65, 64, 0, 0, 0)],
-    "windows behind prefixes": [(130, 129, 70, 70, 3), (9, 9, 64, 64, 1)],
-    "keys behind windows": [(70, 66, 40, 250, 2), (66, 64, 64, 131, 1)],
+    "windows after prefixes": [(130, 129, 70, 70, 3), (9, 9, 64, 64, 1)],
+    "keys after windows": [(70, 66, 40, 250, 2), (66, 64, 64, 131, 1)],
 }
 
 
@@ -249,7 +249,7 @@ def test_attention_of_long_rows(rows: list[tuple[int, ...]], block: int, num_spl
 @interpreted
 def test_whole_blocks_are_only_what_every_query_sees() -> None:
     """With horizons at random, of queries that see nothing too."""
-    assert_attends(LONG_ROWS["windows behind prefixes"], NUM_HEADS, 2, is_long=True)
+    assert_attends(LONG_ROWS["windows after prefixes"], NUM_HEADS, 2, is_long=True)
 
 
 def assert_attends(
@@ -276,12 +276,12 @@ def assert_attends(
         own = slice(first, first + run.num_entries)
         cached = gathered(committed, table, run)
         expected = plain_attention(query[own], cached, window[:, own][:, : run.num_keys], reach[own], run)
-        # Of a row that sees nothing the expected values are 0, and so is every value.
+        # A row that sees nothing has expected values of 0, and every value must be 0.
         assert relative_error(attended[own], expected) < TOLERANCE or torch.equal(attended[own].float(), expected)
 
 
 def reaches(num_entries: int, block: int | None) -> Tensor:
-    """How far behind its row's start each entry sees; see `assert_attends`."""
+    """Return how far after its row's start each entry sees (`assert_attends`)."""
     if block is None:
         return torch.randint(0, num_entries + 2, (num_entries,))
     return torch.full((num_entries,), num_entries) if block == 0 else (torch.arange(num_entries) // block + 1) * block
@@ -292,7 +292,7 @@ def reaches(num_entries: int, block: int | None) -> Tensor:
 @pytest.mark.parametrize(("length", "is_long"), [(40, False), (47, False), (70, True)])
 def test_slices_of_a_pass_attend_what_its_rows_do(num_ranks: int, length: int, is_long: bool) -> None:
     """Each rank's queries alone, over the keys of all; slices cut rows in pieces, and the last are short or empty."""
-    rows = LONG_ROWS["windows behind prefixes"][::-1] if is_long else RAGGED["keys behind the window"]
+    rows = LONG_ROWS["windows after prefixes"][::-1] if is_long else RAGGED["keys after the window"]
     plan = plan_of(rows, least_reach=70 if is_long else 1)
     num_staged = max(num_ranks * length, plan.num_tokens)
     tiling = Tiling(NUM_HEADS // NUM_KV_HEADS, kernels.BLOCK_QUERIES)
@@ -356,7 +356,7 @@ def firsts(runs: list[Run]) -> list[int]:
 
 
 def plain_attention(query: Tensor, cached: Tensor, window: Tensor, horizon: Tensor, run: Run) -> Tensor:
-    """Of one row."""
+    """Return the attention of one row."""
     group = query.shape[1] // NUM_KV_HEADS
     key, value = (torch.cat((cached[part], window[part])).float().repeat_interleave(group, 1) for part in (0, 1))
     score = torch.einsum("wnh,xnh->nwx", query.float() * HEAD_SIZE**-0.5, key)

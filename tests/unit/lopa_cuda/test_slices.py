@@ -32,12 +32,12 @@ BUCKETS = Buckets(knee=184.0, max_tokens=4096, max_reads=512)
 
 
 def plan_of(num_entries: list[int], requests: list[int] | None = None, *, commits_locally: bool = False) -> StepPlan:
-    """Rows behind one another, each of its own request unless told; every third entry is read."""
+    """Rows one after another, each of its own request unless told; every third entry is read."""
     num_tokens = sum(num_entries)
     row_fields_8R = np.zeros((len(RowField), len(num_entries)), dtype=np.int64)
     row_fields_8R[RowField.FIRST] = np.cumsum(num_entries) - num_entries
     row_fields_8R[RowField.NUM_ENTRIES] = num_entries
-    row_fields_8R[RowField.NUM_KEYS] = np.array(num_entries) - 1  # behind which one entry shifts
+    row_fields_8R[RowField.NUM_KEYS] = np.array(num_entries) - 1  # after which one entry shifts
     row_fields_8R[RowField.START] = row_fields_8R[RowField.CACHED] = 64 * np.arange(len(num_entries))
     row_fields_8R[RowField.SLOT] = np.arange(len(num_entries))
     return StepPlan(

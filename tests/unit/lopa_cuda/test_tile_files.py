@@ -69,7 +69,7 @@ def test_the_first_limit_that_holds_the_tokens_decides() -> None:
         found = [find_config(*SHAPE[:3], num_tokens, "none") for num_tokens in (1, 32, 33, 64, 65, 128, 129)]
     small, _, large = (config for _, config in TILES)
     assert found == [small, small, None, None, large, large, None]
-    assert find_config(*SHAPE[:3], 1, "none") is None, "the table is gone behind only_tiles"
+    assert find_config(*SHAPE[:3], 1, "none") is None, "the table is gone after only_tiles"
 
 
 def test_tiles_of_few_rows_are_filled_up_to_64_tokens() -> None:

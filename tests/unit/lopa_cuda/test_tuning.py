@@ -105,7 +105,7 @@ def test_what_was_found_by_hand_is_among_the_proposals() -> None:
 
 
 def test_what_was_fastest_for_many_tokens_is_among_the_proposals() -> None:
-    """Of an H200's tiles of 8-bit linears, each of which was found beside others."""
+    """The H200's tiles of 8-bit linears, each of which was measured against others."""
     entries = read_tiles(tiles_folder() / "nvidia_h200.json").entries
     many = [
         (shape, most, tile)

@@ -36,7 +36,7 @@ def test_a_program_that_takes_long_holds_nobody_up(gate: threading.Event) -> Non
     pool = MarkingPool(SOURCE)
     pool.put({"id": "slow"}, PROGRAM, "a")
     pool.put({"id": "fast"}, {"final": 1}, "b")
-    assert list(pool.done()) == []  # the first is not marked yet, and the second stays behind it
+    assert list(pool.done()) == []  # the first is not marked yet, and the second waits for it
     gate.set()
     assert list(pool.rest()) == [{"id": "slow", "marked": "a"}, {"id": "fast", "marked": "b"}]
     assert list(pool.rest()) == []

@@ -57,7 +57,7 @@ def test_what_has_two_readings_is_no_number(text: str) -> None:
 
 
 def written(value: Fraction) -> list[str]:
-    """Of a decimal number of at most two places."""
+    """Return ways to write a decimal number of at most two places."""
     sign, size = "-" if value < 0 else "", abs(value)
     plain, grouped = f"{float(size):.2f}", f"{float(size):,.2f}"
     texts = [

@@ -58,12 +58,12 @@ WRAPPINGS: dict[str, Callable[[str], str]] = {
     "quotation": lambda code: "".join(f"> {line}\n" for line in f"```python\n{code}```".split("\n")),
     "bare quotation": lambda code: "".join(f"> {line}".rstrip() + "\n" for line in f"```python\n{code}```".split("\n")),
     "list in a quotation": lambda code: "".join(f">   {line}\n" for line in f"```python\n{code}```".split("\n")),
-    "behind text": lambda code: f"Here it is: ```python\n{code}```",
+    "after text": lambda code: f"Here it is: ```python\n{code}```",
     "end on the last line": lambda code: f"```python\n{code.rstrip()}```",
-    "text behind the end": lambda code: f"```python\n{code}``` That is it.",
+    "text after the end": lambda code: f"```python\n{code}``` That is it.",
     "no end before the next": lambda code: f"```python\n{code}\n```python\nprint(1)\n```",
     "second": lambda code: f"Install:\n```bash\npip install numpy\n```\nThen\n```python\n{code}```\n```\n>>> 1\n1\n```",
-    "example behind": lambda code: f"```python\n{code}```\n\n```python\nprint(size('abc'))\nassert size('') == 1\n```",
+    "example after": lambda code: f"```python\n{code}```\n\n```python\nprint(size('abc'))\nassert size('') == 1\n```",
     "in Markdown": lambda code: f"````markdown\n# Title\n```python\n{code}```\n````",
 }  # fmt: skip
 OF_WHOLE: dict[str, Callable[[str], str]] = {

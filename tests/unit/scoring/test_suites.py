@@ -1,4 +1,4 @@
-"""A program is right if it passes the assertions behind it, and not if it gets around them."""
+"""A program is right if it passes the assertions after it, and not if it gets around them."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def of_chat(told: Sequence[Told], text_of: TextOf) -> dict[str, Any]:
 
 
 def of_completion(told: Sequence[Told], text_of: TextOf) -> dict[str, Any]:
-    """Return the `logprobs` of a completion's choice. Of two tokens that read alike the more probable one is shown."""
+    """Return the `logprobs` of a completion's choice; if two tokens read alike, the more probable one is shown."""
     texts = text_of([one.token_id for one in told])
     tops = []
     for one, own in zip(told, texts, strict=True):

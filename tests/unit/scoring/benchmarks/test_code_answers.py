@@ -13,7 +13,7 @@ from common.scoring.benchmarks.mbpp import entry_point
 from common.scoring.benchmarks.task import BENCHMARKS
 from common.scoring.programs.text import program_of
 
-# Of openai/human-eval (MIT), HumanEval/23; a helper and an import added to it.
+# HumanEval/23 of openai/human-eval (MIT), with a helper and an import added.
 HEAD = 'import math\n\ndef helper(x):\n    return x\n\n\ndef strlen(string: str) -> int:\n    """ Return length. """\n'
 HUMANEVAL = {
     "task_id": "HumanEval/23",
@@ -22,7 +22,7 @@ HUMANEVAL = {
     "canonical_solution": "    return len(string)\n",
     "test": "def check(candidate):\n    assert candidate('') == helper(0)\n    assert candidate('asdasnakj') == 9\n",
 }
-# Of google-research/mbpp (CC BY 4.0).
+# A row of google-research/mbpp (CC BY 4.0).
 MBPP: dict[str, Any] = {
     "task_id": 17,
     "text": "Write a function to find the perimeter of a square.",

@@ -15,7 +15,7 @@ from common.scoring.results import symbolic
 from common.scoring.results.expressions import is_same_result
 from common.scoring.results.latex import boxed, normalized
 
-# Of openai/grade-school-math (MIT).
+# A row of openai/grade-school-math (MIT).
 GSM8K = {
     "question": "A robe takes 2 bolts of blue fiber and half that much white fiber.  How many bolts in total does it "
     "take?",

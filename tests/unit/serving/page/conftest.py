@@ -26,7 +26,7 @@ def text_of(ids: Sequence[int]) -> str:
 
 @pytest.fixture(scope="session")
 def trace() -> dict[str, Any]:
-    """Of a scripted model: 48 positions in blocks of 8."""
+    """The trace of a scripted model: 48 positions in blocks of 8."""
     decode = DecodeConfig(num_lookahead=3, block_size=8, max_new_tokens=48, skip_threshold=0.8, stop_at_eos=False)
     _, (completion,), records = run(decode, seed=3)
     told = DenoiseEvents(completion.prompt_length, decode, text_of)
@@ -46,7 +46,7 @@ def trace() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def edited_trace(trace: dict[str, Any]) -> dict[str, Any]:
-    """Of a model whose blocks of 4 are counted from position 0: 3 positions of the first one are the prompt's."""
+    """The trace of a model whose blocks of 4 are counted from position 0: the prompt has 3 positions of the first."""
     settings = {"strategy": "block_diffusion", "block_size": 4, "max_new_tokens": 17, "skip_threshold": 0.6}
     edits = {"name": "block_diffusion", "edit_threshold": 0.5}
     decode = DecodeConfig.model_validate({**settings, "eos_token_id": -1, "strategy": edits})
