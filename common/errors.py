@@ -1,4 +1,4 @@
-"""What can go wrong, by whose turn it is: a setting to correct, hardware that failed, hardware that is not there."""
+"""What can go wrong: a setting to correct, hardware that failed, hardware that is not there."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def why_no_file(path: Path) -> str:
-    """What stands where a file should, as part of a sentence."""
+    """Return what stands where a file should, as part of a sentence."""
     try:
         return "a folder" if path.is_dir() else "no regular file" if path.exists() else NO_SUCH_FILE
     except (OSError, ValueError):  # a name that no file can have
@@ -90,13 +90,13 @@ def what_failed(error: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """A question to put in front of the list of what is known; empty where nothing is alike."""
+    """Return a question to put before the list of what is known; "" if nothing is alike."""
     close = get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}? " if close else ""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in a line; an error without text by its name."""
+    """Return an error's first line, or its name if it has no text."""
     line = (str(error).strip() or repr(error)).splitlines()[0]
     if isinstance(error, OSError):
         line = line.removeprefix(f"[Errno {error.errno}] ")
@@ -111,6 +111,6 @@ def harmless(text: str, besides: str = "") -> str:
 
 
 def one_line(message: str) -> str:
-    """Printable, and with its middle left out where it is endless."""
+    """Return the message as one printable line, without its middle if it is long."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.splitlines()))
     return line if len(line) <= _BEGIN + _END else f"{line[:_BEGIN]} ... {line[-_END:]}"

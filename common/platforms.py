@@ -1,7 +1,7 @@
 """The one table of platforms, by which the common rooms reach a kind of hardware.
 
-A platform is an object of few functions that an engine package provides. Nothing in `common` knows an engine by another
-way. To add one: a package with a module `platforms` whose `PLATFORMS` lists its objects, and that module's name in
+A platform is an object of few functions that an engine package provides. Nothing else in `common` knows an engine.
+To add one: a package with a module `platforms` whose `PLATFORMS` lists its objects, and that module's name in
 `_PROVIDERS` (examples/third_platform.py is a whole one).
 """
 
@@ -31,7 +31,7 @@ _MOST_KERNELS = 100  # in a profile's table
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of a report. `is_ok` None: nothing to judge, it is just said."""
+    """One line of a report. `is_ok` None: a remark, nothing to judge."""
 
     subject: str
     detail: str

@@ -1,5 +1,5 @@
-"""How fast it is: steps beside the device's floors, the host's part, and many requests at once, all of them measured;
-and the time of a step predicted without the hardware (`estimate`).
+"""Measure speed: steps beside the device's floors, the host's part, and many requests at once; and predict a step's
+time without the hardware (`estimate`).
 """
 
 from common.bench.estimate.mesh import fastest_mesh

@@ -89,12 +89,12 @@ def read_json_object(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> dict[str,
 
 
 def shown(value: object) -> str:
-    """A value out of a file as part of a sentence: one short line whatever it holds."""
+    """Return a value read from a file as part of a sentence: one short line whatever it holds."""
     return _FOUND.repr(value)
 
 
 def plain(name: str) -> str:
-    """A name out of a file as part of a sentence: as it is where it is short and printable."""
+    """Return a name read from a file as part of a sentence: as it is if it is short and printable."""
     return name if name.isprintable() and len(name) <= _LONGEST_NAME else shown(name)
 
 

@@ -1,4 +1,4 @@
-"""Formats of answers: from a schema, a regular expression or a list of texts to an automaton over tokens. No torch."""
+"""Formats of answers: automata over tokens, made of a schema, a regular expression or a list of texts. No torch."""
 
 from common.constraints.apart import made_apart
 from common.constraints.automaton import MASK, NEVER, Automaton, Graph

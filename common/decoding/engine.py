@@ -105,7 +105,7 @@ class Prefixes(Protocol):
     """
 
     def match(self, prompt: Sequence[int], root: PrefixRoot) -> int:
-        """Return of how many first positions KV is there: whole pages, never all whole blocks of the prompt."""
+        """Return how many of the prompt's first positions have KV: whole pages, never all of its whole blocks."""
 
     def is_coming(self, prompt: Sequence[int], root: PrefixRoot) -> bool:
         """Return whether a request that is being decoded will leave half or more of the KV that is missing."""
@@ -113,18 +113,18 @@ class Prefixes(Protocol):
     def claim(self, slot: int, prompt: Sequence[int], root: PrefixRoot | None, num_spare: int) -> int:
         """Have a request begin in a free slot with what `match` finds; return how many positions that is.
 
-        root: None: it shares nothing. num_spare: pages that may hold what nobody uses; what was used longest ago goes.
+        root: None: it shares nothing. num_spare: pages that may hold unused KV; what was used longest ago goes first.
         """
 
     def end(self, slot: int, is_sound: bool = True) -> None:
-        """End the slot's request. What it has made final stays for others, unless it is not sound: then nobody finds
-        again what it has used."""
+        """End the slot's request. What it has made final stays for others; if it is not sound, no later request finds
+        what it has used."""
 
     def end_all(self) -> None:
-        """End what an earlier scheduler has left."""
+        """End the requests that an earlier scheduler has left."""
 
     def forget(self) -> None:
-        """Have nobody find again what is there now."""
+        """Forget all KV: no later request finds what is there now."""
 
 
 def prefixes_of(engine: Engine) -> Prefixes | None:

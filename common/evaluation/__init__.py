@@ -1,5 +1,5 @@
-"""Is it right: several settings on one input with a table of them, golden traces replayed step by step, the trace of
-one prompt, and lm-eval driven with our model."""
+"""Check what is decoded: several settings on one input with a table of them, golden traces replayed step by step, the
+trace of one prompt, and lm-eval with our model."""
 
 from common.evaluation.board import Board
 from common.evaluation.harness import drive

@@ -1,4 +1,4 @@
-"""The one door for requests: text, messages or token ids and somebody's wishes become what the engine is asked for."""
+"""Make what the engine is asked for of a text, messages or token ids and what their sender wishes, for every caller."""
 
 from common.requests.maker import RequestMaker
 from common.requests.prompts import LONG, Offered, PromptMaker

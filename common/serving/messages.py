@@ -20,7 +20,7 @@ WINDOW_BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class Add(NamedTuple):
-    """is_watched: its step records are wanted."""
+    """A new request. is_watched: its step records are wanted."""
 
     request: GenerationRequest
     is_watched: bool = False
@@ -59,7 +59,7 @@ class Ask(NamedTuple):
 
 
 class Obeyed(NamedTuple):
-    """What was asked has been done; problem: why it cannot be, and status of HTTP for that."""
+    """What was asked has been done. problem: why it cannot be; status: of HTTP for that."""
 
     key: str
     problem: str | None = None
@@ -137,8 +137,8 @@ class Passed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """token_ids, logprobs: those that no `Tokens` has told of. The counts and step_map are of the whole request, as in
-    `Completion`.
+    """The end of a request. token_ids, logprobs: those that no `Tokens` has sent. The counts and step_map are of the
+    whole request, as in `Completion`.
 
     weight_version: of the weights that computed it. queue_s, prefill_s, total_s: seconds of waiting, from then to the
     end of the first pass, and from then to the end.
@@ -163,7 +163,7 @@ class Ended(NamedTuple):
 
     @classmethod
     def of(cls, result: Completion) -> Ended:
-        """What a completion says, none of whose tokens has been told of."""
+        """Make the message of a completion none of whose tokens were sent before."""
         return cls(
             id=result.id,
             token_ids=result.token_ids,

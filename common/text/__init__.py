@@ -1,4 +1,4 @@
-"""What tokens read as, and what a conversation is: one meaning for batch runs, the server, lm-eval and Python."""
+"""What tokens read as, and what a conversation is: the same for batch runs, the server, lm-eval and Python."""
 
 from common.text.answers import AnswerText, answer_of, answer_text, before_stop, stop_finder
 from common.text.growing import BROKEN, Writing, writing_of

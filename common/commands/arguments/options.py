@@ -64,7 +64,7 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Drop earlier
 
 
 def _completed(kind: Literal["profiles", "runs"], begun: str) -> list[str]:
-    """What the shell offers; files it knows itself."""
+    """Return what the shell offers to complete; it knows files itself."""
     return [name for name in shipped_names(kind) if name.startswith(begun)]
 
 
@@ -83,7 +83,7 @@ class WholeNumber:
 
 
 def add_model_and_settings(parser: argparse.ArgumentParser, **of_model: Any) -> None:
-    """MODEL, --profile and --set of a command that reads its own arguments. of_model: for argparse, of MODEL."""
+    """Add MODEL, --profile and --set to a command that reads its own arguments. of_model: for argparse, of MODEL."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP, **of_model)
     parser.add_argument(
         "--profile", "-p", metavar="PROFILE", help="what runs it; found out from the machine if not given"
@@ -127,7 +127,7 @@ def load_to_run(
 
 
 def make_ready(device_profile: DeviceProfile, start_many: str | None = None, *, starts_others: bool = False) -> None:
-    """This process made ready to run the profile's engine. Raises ConfigError or MissingCapability.
+    """Make this process ready to run the profile's engine. Raises ConfigError or MissingCapability.
 
     start_many: as for `load_to_run`. starts_others: this process starts those that run it.
     """

@@ -18,9 +18,9 @@ AnswerT = TypeVar("AnswerT")
 class DecodingRequest:
     """A request that has a slot.
 
-    num_reused: positions of its prompt whose KV is there already. failures: of all requests that the step under way has
-    to end, by id: why. stop_search: of settings with stop strings, once a token is final. held: of an answer that is
-    held to a format.
+    num_reused: positions of its prompt whose KV is there already. failures: why the step under way has to end requests,
+    by the ids of all such requests. stop_search: None without stop strings, and until a token is final. held: None
+    unless the answer is held to a format.
     """
 
     request: GenerationRequest

@@ -204,7 +204,7 @@ class Sampling(AnswerFields, Fields):
 
     @property
     def wishes(self) -> Wishes:
-        """What the answer is to be, in the terms of every door."""
+        """The fields that HTTP, batch files and Python share."""
         wishes = Wishes.of(self, self.diffusion, self.diffusion, self.seed)
         return wishes._replace(max_tokens=self.max_completion_tokens or self.max_tokens)
 
@@ -232,7 +232,7 @@ class CompletionFields(Sampling):
 
 
 def _checked(why_not: Callable[[object], str | None]) -> AfterValidator:
-    """Check as every door does, in a sentence that names the place."""
+    """Check as batch files and Python do; the error names the field."""
 
     def check(value: Any) -> Any:
         problem = why_not(value)

@@ -36,12 +36,12 @@ class Order:
         return len(self.request.prompt)
 
     def num_filled(self, num_tokens: int) -> int:
-        """Return how many of the answer's first tokens passes have filled: the request has brought the others."""
+        """Return how many of the answer's first tokens were filled by passes; the request gave the others."""
         shown = (self.request.canvas or ())[:num_tokens]
         return num_tokens - len(shown) + shown.count(HOLE)
 
     def num_new(self, num_before: int, num_tokens: int) -> int:
-        """Return how many of so many tokens, which follow so many others, passes have filled."""
+        """Return how many of the `num_tokens` after the first `num_before` were filled by passes."""
         return self.num_filled(num_before + num_tokens) - self.num_filled(num_before)
 
     @property
@@ -175,7 +175,7 @@ def _naming(fields: Sampling) -> Iterator[None]:
 
 
 def refuse_unsupported(fields: Fields) -> None:
-    """Refuse what cannot be had here. Raises ApiError."""
+    """Refuse fields that are not supported. Raises ApiError."""
     found = fields.unsupported()
     if found is not None:
         raise ApiError(400, found[1], found[0])

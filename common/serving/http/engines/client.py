@@ -1,5 +1,5 @@
-"""The engines as seen from the front end: requests go to the replica that has the fewest, what becomes of them comes
-back, and where a replica ends what it had not begun goes to another."""
+"""The engines as seen from the front end. Requests go to the replica that has the fewest; their results come back. If a
+replica ends, what it had not begun goes to another."""
 
 from __future__ import annotations
 
