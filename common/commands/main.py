@@ -48,8 +48,8 @@ from quant.errors import QuantizationError
 app = typer.Typer(
     name="lopa",
     help="Decode text with diffusion language models, several lookahead branches at a time (LoPA).\n\n"
-    "MODEL is a model's folder, or demo, the shipped one. In its place a run may stand: a YAML file, or a name from "
-    "configs/runs, that says what is to be repeated. --profile says what runs it, and is found out if not given.",
+    "MODEL is a model's folder, hf://OWNER/NAME, or demo, the shipped one; or a run, which names a model with its "
+    "settings: a YAML file, or a name from configs/runs. --profile says what runs it, else this machine's.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     cls=PlainGroup,

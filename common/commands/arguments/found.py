@@ -121,5 +121,5 @@ def _sentence(model: str, profile: DeviceProfile, run: RunConfig) -> str:
     in_8_bits = f" with {profile.quantization}" if profile.quantization else ""
     return (
         f"{model} on {profile.device} (profile {profile.name}) in {profile.dtype}{in_8_bits}: {preset}, "
-        f"k = {run.decode.num_lookahead}, {at_once}; options say otherwise (--help)"
+        f"k = {run.decode.num_lookahead}, {at_once}; options change this (--help)"
     )

@@ -13,6 +13,10 @@ from common.errors import ConfigError, did_you_mean
 class PlainCommand(TyperCommand):
     """A command of `lopa`."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help = _reflowed(self.help or "")
+
     def get_params(self, ctx: Any) -> Any:
         return _without_types(super().get_params(ctx))
 
@@ -25,6 +29,11 @@ class PlainGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         return _without_types(super().get_params(ctx))
+
+
+def _reflowed(text: str) -> str:
+    """Return a docstring's paragraphs as a line each: typer keeps the line breaks of all but the first."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def _without_types(params: Any) -> Any:

@@ -192,7 +192,7 @@ async def _main(listening: socket.socket, link: socket.socket, meeting: socket.s
     except (asyncio.IncompleteReadError, OSError):
         raise SystemExit(1) from None  # the engine's process has said why it ended
     assert isinstance(begin, Begin), "it comes first"
-    logger.info("listening on %s; loading the model, and answering 503 until it is ready", _url(begin))
+    logger.info("listening on %s; loading the model, and answering 503 meanwhile", _url(begin))
     await FrontEnd(begin, reader, writer, listening, meeting).run()
 
 

@@ -382,6 +382,17 @@ def test_many_requests_are_told_with_how_to_take_fewer(tmp_path: Path) -> None:
 # Help
 
 
+def test_help_fits_a_narrow_terminal() -> None:
+    """Line breaks of a docstring are none of its help's."""
+    lines = (
+        CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "80"}).stdout.partition("Arguments")[0].splitlines()
+    )
+    assert "Answers go to --output, one line a request" in " ".join(line.strip() for line in lines)
+    text = next(lines[n:] for n, line in enumerate(lines) if "A file's lines" in line)
+    paragraph = text[: next(n for n, line in enumerate(text) if not line.strip())]
+    assert all(len(line.strip()) > 55 for line in paragraph[:-1]), paragraph
+
+
 @pytest.mark.slow
 def test_help_is_there_in_three_ways(tmp_path: Path) -> None:
     asked = [lopa(tmp_path, *arguments) for arguments in (("run", "-h"), ("run", "--help"), ("help", "run"))]
