@@ -114,7 +114,8 @@ def kept_by_callers(function: Function) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """As `compiled`, for a function that returns a record or a tuple with one, which only callers can hold."""
+    """Compile as `compiled` does, for a function that returns a record or a tuple with one, which only callers can
+    hold."""
     if numba is None:
         return function
     made: Function = numba.njit(inline="always", _nrt=False)(function)

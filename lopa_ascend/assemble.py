@@ -178,7 +178,8 @@ def _device_and_ops(profile: DeviceProfile, config: ModelConfig) -> tuple[torch.
 def _num_pages(
     profile: DeviceProfile, run: RunConfig, mesh: Mesh, max_model_len: int, page_bytes: int, device: torch.device
 ) -> int:
-    """As many pages as max_num_requests of the longest kind need; on a device no more than its free memory holds."""
+    """Return the pages that max_num_requests of the longest kind need, on a device at most what its free memory
+    holds."""
     prompt_lengths = range(max(1, max_model_len - run.decode.max_new_tokens - PAGE_SIZE), max_model_len)
     most = max(most_pages(Room(length, run.decode), mesh.bp_size) for length in prompt_lengths)
     num_dummies = run.max_num_requests * most_shift_entries(run.decode, mesh.bp_size)

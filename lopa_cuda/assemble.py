@@ -228,7 +228,7 @@ def chooses_tiles(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfi
 
 
 def _num_pages(sizes: CacheSizes, device: torch.device, utilization: float) -> int:
-    """As many KV pages as all requests need at their longest; on a GPU no more than its free memory holds."""
+    """Return the KV pages that all requests need at their longest, on a GPU at most what its free memory holds."""
     if device.type != "cuda":
         return sizes.most_pages
     free = int(torch.cuda.mem_get_info(device)[0] * utilization)

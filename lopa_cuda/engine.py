@@ -100,7 +100,7 @@ class CudaEngine(DeviceEngine):
 
     @torch.inference_mode()
     def num_experts_hit(self, plan: StepPlan) -> float | None:
-        """To be called after a pass of this plan, whose pages it reads."""
+        """Return how many experts a pass of this plan hits; call it after that pass, whose pages it reads."""
         shares = deal(plan, np.arange(plan.num_rows)[None])
         key = self.shapes.dealt_key(shares)._replace(is_captured=False)
         self._ops.noted_experts = noted = []

@@ -29,7 +29,7 @@ ACCEPTED, UNSURE = 0.99, 0.5
 
 
 class ScriptedEngine(WrappedEngine):
-    """In every row the first `num_accepted` masks are predicted with confidence, the others without. shift: as in
+    """Predicts the first `num_accepted` masks of every row with confidence, the others without. shift: as in
     ModelFacts, by which entry a position is predicted."""
 
     def __init__(self, engine: Engine, num_accepted: int, shift: int = 1) -> None:

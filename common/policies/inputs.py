@@ -20,7 +20,8 @@ Score = npt.NDArray[np.float64]
 
 
 class Token(NamedTuple):
-    """For `token_confidences`: the distribution of each position's next token, a float32 tensor each, of equal length.
+    """What `token_confidences` get: the distribution of each position's next token, a float32 tensor each, of equal
+    length.
 
     probability: of the predicted token, which is the best one unless it was drawn. best, second: the two highest
     probabilities. negative_entropy: sum p log p, in nats.
@@ -55,8 +56,8 @@ class Tried(Protocol):
 
 
 class Scoring(NamedTuple):
-    """For `branch_scores`: what the branches of a step predict. `score` returns C(B), float64 [B]; the highest wins,
-    of equal ones the first, so that the anchor loses ties.
+    """What `branch_scores` get: what the branches of a step predict. `score` returns C(B), float64 [B]; the highest
+    wins, of equal ones the first, so that the anchor loses ties.
 
     values_3BW: token id, probability, confidence; anything where a position is not masked. start: of the windows.
     """
@@ -105,7 +106,7 @@ class Scoring(NamedTuple):
 
 
 class Spawning(NamedTuple):
-    """For `spawn_rules`: masks of the next anchor that lookaheads may fill. `rank` returns a number each, [C]; the
+    """What `spawn_rules` get: masks of the next anchor that lookaheads may fill. `rank` returns a number each, [C]; the
     highest are tried, of equal ones the earliest.
 
     values_3W: token id, probability, confidence, as the winner predicts them. column_C: where the masks are in it,
@@ -130,8 +131,8 @@ class Spawning(NamedTuple):
 
 
 class Filling(NamedTuple):
-    """For `fill_rules`: a block's masks. `choose` returns those to fill, bool [M], at least one of them. In a block
-    that need not fill any, those that are not above `skip_threshold` stay masks.
+    """What `fill_rules` get: a block's masks. `choose` returns those to fill, bool [M], at least one of them. In a
+    block that need not fill any, those that are not above `skip_threshold` stay masks.
 
     values_3BM: token id, probability, confidence of every branch; the winner's are filled in. quota: how many
     its `steps` ask for; 1 of rules without.
@@ -154,8 +155,8 @@ class Filling(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """For `lookahead_rules`: what a step did. `count` returns how many lookaheads the next one tries, `num_lookahead`
-    at the most.
+    """What `lookahead_rules` get: what a step did. `count` returns how many lookaheads the next one tries,
+    `num_lookahead` at the most.
 
     num_filled: tokens above the threshold, the lookahead's not among them. num_masked: masks left in active blocks.
     variance: of the scores of the step's lookaheads; infinite where there were less than two.

@@ -39,7 +39,7 @@ class Stopped(BaseException):
 
 
 def stop_on_signals(grace_s: float = GRACE_S) -> None:
-    """From now on signals that end a process raise Stopped in the main thread, and `grace_s` later end the process.
+    """Make signals that end a process raise Stopped in the main thread, and end the process `grace_s` later.
 
     Python ignores what is raised in a finalizer or a callback of a weak reference, which imports have: there Stopped is
     raised once more, a moment later.
@@ -66,7 +66,7 @@ def restored_signals() -> Iterator[tuple[signal.Signals, ...]]:
 
 
 def drain_on_signals(drain: Callable[[], None]) -> None:
-    """From now on the first signal that ends a process calls `drain`, in a thread, and a later one ends the process at
+    """Make the first signal that ends a process call `drain`, in a thread, and a later one end the process at
     once.
 
     What a launcher passes on of a signal that this process has got itself is not a later one.

@@ -78,7 +78,7 @@ class Commits(Protocol):
     def prefixes(self) -> PrefixCache: ...
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
-        """As `common.decoding.Engine.commit`."""
+        """See `common.decoding.Engine.commit`."""
 
 
 class DeviceEngine(ABC):
@@ -157,7 +157,7 @@ class DeviceEngine(ABC):
 
     @torch.no_grad()
     def logprobs(self, plan: StepPlan, entry_F: Int, token_F: Int, num_top: int) -> Logprobs:
-        """As `common.decoding.GivesLogprobs`."""
+        """See `common.decoding.GivesLogprobs`."""
         assert self._under_way is None, "logprobs follow receive"
         try:
             shares = Shares(plan.num_tokens, self._entries_of, entry_F, self._bp_rank)
@@ -187,7 +187,7 @@ class DeviceEngine(ABC):
         return self.holdings.released
 
     def obey(self, order: Order) -> None:
-        """As `common.decoding.TakesOrders.obey`."""
+        """See `common.decoding.TakesOrders.obey`."""
         if self._under_way is not None:
             self.receive()  # somebody stopped asking in the middle of a step
         self.prefixes.forget()

@@ -104,7 +104,7 @@ class Ready(NamedTuple):
 
 
 class Aborted(NamedTuple):
-    """So many requests of a call are being aborted."""
+    """The answer to an abort: how many requests of a call are being aborted."""
 
     number: int
     num_requests: int

@@ -25,7 +25,7 @@ from lopa_ascend.steps.step import DeviceStep
 
 
 class Layers(nn.Module):
-    """From token ids to the hidden states after the last norm; the window's KV is written on the way."""
+    """Computes the hidden states after the last norm from token ids, and writes the window's KV on the way."""
 
     def __init__(self, model: Decoder, rotary: RotaryTable, cache: PagedKVCache) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Layers(nn.Module):
 
 
 class Head(nn.Module):
-    """From hidden states to predictions, each of the most probable token."""
+    """Computes predictions from hidden states, each of the most probable token."""
 
     def __init__(self, model: Decoder, collectives: Collectives, sampling: Sampling) -> None:
         super().__init__()

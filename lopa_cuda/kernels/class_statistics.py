@@ -1,4 +1,4 @@
-"""From bf16 logits to statistics of an automaton's classes: common.runtime.classes.class_statistics in two launches.
+"""Statistics of an automaton's classes from bf16 logits: common.runtime.classes.class_statistics in two launches.
 
 The first reduces every tile of tokens of one class, the second the tiles of each class. Neither adds atomically, so the
 order of sums depends on nothing else in the pass.

@@ -1,4 +1,4 @@
-"""From bf16 logits to (token, probability, confidence): one pass over the vocabulary that writes no fp32 logits.
+"""Token, probability and confidence from bf16 logits: one pass over the vocabulary that writes no fp32 logits.
 
 It follows the head linear. `head_statistics` reduces this rank's shard to 6 numbers a position, as
 common.model.sampling.shard_statistics does, first per part of the vocabulary, then over the parts; `merge_statistics`

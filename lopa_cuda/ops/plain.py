@@ -116,7 +116,7 @@ class CudaOps(Ops, Protocol):
     def class_statistics(
         self, logits_NV: Tensor, vocab_start: int, tiles: Tiles, sampling: Sampling, rows: SamplingRows | None
     ) -> Tensor:
-        """As common.runtime.classes.class_statistics."""
+        """See common.runtime.classes.class_statistics."""
 
 
 class TorchOps:

@@ -139,7 +139,7 @@ class _File(Frozen):
 
 
 def _served(config: Tile | None, fewest: int, most: int) -> list[int]:
-    """Those of the numbers of tokens that a tile serves at which it looks different."""
+    """Return the numbers of tokens, of those that a tile serves, at which it looks different."""
     if not isinstance(config, WideConfig):
         return [most]
     return [*range(-(-fewest // WIDE_STEP) * WIDE_STEP, min(most, MOST_WIDE_TOKENS), WIDE_STEP), most]

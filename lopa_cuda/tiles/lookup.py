@@ -87,7 +87,7 @@ def _num_alike(first: str, second: str) -> int:
 
 
 def _beyond(known: Tiles, others: Tiles) -> Tiles:
-    """Those of the other tiles that are for more tokens than there are tiles for."""
+    """Return the other tiles that are for more tokens than the known ones."""
     most = known[-1][0] if known else 0
     return tuple(rung for rung in others if rung[0] > most)
 

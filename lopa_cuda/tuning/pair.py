@@ -70,7 +70,7 @@ class LinearPair:
             return graph_us(run, max(_LEAST_LAUNCHES, len(self.weights)), replays)
 
     def try_us(self, num_tokens: int, config: Tile | None, replays: int = _REPLAYS) -> float | None:
-        """As `us`; None for what takes more than the device has, or its compiler can do."""
+        """Return `us`, or None for what takes more than the device has or its compiler can do."""
         try:
             return self.us(num_tokens, config, replays)
         except (TritonError, RuntimeError) as error:

@@ -105,7 +105,7 @@ def compiled_trainer(model: BlockDiffusion, attention: str, log: Log) -> Trainer
 def train(
     trainer: Trainer[BlockDiffusion, BlockBatch], corpus: Corpus, ids: tuple[int, int], ends: float, out: Path
 ) -> None:
-    """Until `ends`, a reading of perf_counter. The learning rate follows the time that is left."""
+    """Train until `ends`, a reading of perf_counter. The learning rate follows the time that is left."""
     seconds = ends - time.perf_counter()
     if seconds <= 0:
         raise SystemExit("The preparation took all of --minutes: give more, or fewer --samples.")

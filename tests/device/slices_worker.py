@@ -94,7 +94,8 @@ def forward_and_commit(engine: CudaEngine, plan: StepPlan) -> np.ndarray:
 
 
 def compared(engine: CudaEngine) -> dict[str, Any]:
-    """By case: how a cut pass differs from one that is not, and from the same that is called instead of replayed."""
+    """Return by case how a cut pass differs from one that is not, and from the same that is called instead of
+    replayed."""
     least_saved, all_cut = slices.LEAST_SAVED, run_all(engine)
     slices.LEAST_SAVED = 10**9
     all_whole = run_all(engine)

@@ -131,7 +131,7 @@ def test_formats_read_the_logits_of_a_replayed_head(model: Path, settings: dict[
 def test_log_probabilities_after_a_replay_are_the_logs_of_its_probabilities(
     model: Path, settings: dict[str, Any]
 ) -> None:
-    """They are computed by an eager piece after the graphs, which leaves tokens as they are and replays as fast."""
+    """An eager piece after the graphs computes them, which leaves tokens as they are and replays as fast."""
     engine = build(model, is_captured=True, num_slots=3, kernels="triton")
     tokens = decode(engine, **settings)
     config = DecodeConfig(block_size=16, max_new_tokens=64, stop_at_eos=False, **settings)

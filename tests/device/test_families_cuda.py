@@ -168,7 +168,7 @@ def test_fused_kernels_predict_what_plain_operators_do(tmp_path: Path, name: str
 @pytest.mark.parametrize("mode", ["eager", "cuda_graph"])
 @pytest.mark.parametrize("quantization", [None, "w8a8"])
 def test_experts_beside_shared_ones_give_the_same_each_time(tmp_path: Path, quantization: Any, mode: Any) -> None:
-    """They run on two streams: a race would change some passes."""
+    """Both run on two streams: a race would change some passes."""
     model = few_layers(tmp_path, "llada2_mini")
     first, *again = predictions(model, num_passes=30, kernels="triton", mode=mode, quantization=quantization)
     for found in again:

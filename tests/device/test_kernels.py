@@ -432,7 +432,7 @@ def test_invariant_products_are_the_same_bits_among_any_number_of_tokens(num_out
 @pytest.mark.parametrize("tempers", [False, True])
 @pytest.mark.parametrize("num_shards", [1, 2, 4])
 def test_samples_are_those_of_the_plain_version(strategy: str, is_cut: bool, tempers: bool, num_shards: int) -> None:
-    """At the whole vocabulary: greedy rows and drawn ones of all temperatures in one pass, on tp shards."""
+    """Covers the whole vocabulary: greedy rows and drawn ones of all temperatures in one pass, on tp shards."""
     settings = np.array(SAMPLED_ROWS * 8, dtype=np.float32)
     settings[:, 1:] = settings[:, 1:] if is_cut else (1, 0)
     places, size = np.arange(64), 152064 // num_shards
@@ -457,7 +457,7 @@ def test_samples_are_those_of_the_plain_version(strategy: str, is_cut: bool, tem
 @pytest.mark.parametrize(("is_sampled", "tempers"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("vocab_start", [0, 38016])
 def test_classes_are_reduced_as_by_plain_operators(is_sampled: bool, tempers: bool, vocab_start: int) -> None:
-    """At the whole vocabulary and at a shard, with classes of one token and one of nearly all."""
+    """Covers the whole vocabulary and a shard, with classes of one token and one of nearly all."""
     settings, places = np.array(SAMPLED_ROWS * 8, dtype=np.float32), np.arange(64)
     settings[:, 1:] = 1, 0
     fields = torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, 64))
@@ -475,7 +475,7 @@ def test_classes_are_reduced_as_by_plain_operators(is_sampled: bool, tempers: bo
 
 
 def test_tokens_drawn_do_not_depend_on_what_the_confidence_is_of() -> None:
-    """At the least temperature probability and confidence are those of the greedy kernels."""
+    """Probability and confidence at the least temperature are those of the greedy kernels."""
     settings, places = np.array(SAMPLED_ROWS * 8, dtype=np.float32), np.arange(64)
     rows = SamplingRows.of(torch.from_numpy(sampling_fields(settings.T, places, places, places, 64)).cuda())
     logits, sampling = random(64, 152064, scale=3.0), Sampling("neg_entropy", 151666, is_sampled=True, is_cut=True)

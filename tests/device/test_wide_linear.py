@@ -48,7 +48,7 @@ def operands(
 
 
 def expected(x: Tensor | QuantizedActivation, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """In double precision: 8-bit values are whole there, and their sums exact."""
+    """Return the product in double precision, where 8-bit values are whole and their sums exact."""
     values, x_scale = (x, None) if isinstance(x, Tensor) else x
     y = values.double() @ weight.double().T
     if scale is not None:
@@ -91,7 +91,7 @@ def test_a_linear_of_ragged_shape(kind: Kind, config: WideConfig, num_tokens: in
 
 @pytest.mark.parametrize("config", [WideConfig(56, 2), WideConfig(64), WideConfig(96, 3)], ids=str)
 def test_float8_sums_of_great_depth_leave_the_matrix_unit(config: WideConfig) -> None:
-    """In it they would lose several per cent where all products have one sign. The depth is no multiple of
+    """The unit would lose several per cent where all products have one sign. The depth is no multiple of
     that after which sums move."""
     num_in = 18992
     x, weight, scale = operands("fp8", 160, 1160, num_in)

@@ -55,7 +55,7 @@ def decode_all(engine: AscendEngine, model: Path, decode: DecodeConfig) -> dict[
 
 
 def compare_commits(engine: AscendEngine, tolerance: float) -> None:
-    """From now on, before a commit, every branch rank's own copy of the span must be that of the others."""
+    """Check before each commit that every branch rank's own copy of the span is that of the others."""
     commit = engine.commit
 
     def checked(plan: StepPlan, winners: Int) -> None:

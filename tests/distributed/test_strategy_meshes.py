@@ -47,12 +47,12 @@ def test_the_mesh_does_not_change_the_tokens(mesh: Mesh, tmp_path: Path) -> None
 def test_the_ascend_engines_meshes_decode_as_one_process_of_the_cuda_engine(
     mesh: Mesh, names: list[str], tmp_path: Path
 ) -> None:
-    """On four ranks two share a KV head, and each has two of eight experts."""
+    """Two of four ranks share a KV head, and each has two of eight experts."""
     assert decoded_on(mesh, "lopa_ascend", names, tmp_path) == {name: alone(name) for name in names}
 
 
 def decoded_on(mesh: Mesh, engine: str, names: Iterable[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """By case and setting, the requests of all replicas."""
+    """Return the requests of all replicas, by case and setting."""
     start_ranks("strategies_worker", mesh, *((engine, name, folder) for name in names))
     decoded: dict[str, dict[str, Any]] = {}
     for path in folder.glob("*.json"):

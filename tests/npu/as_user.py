@@ -36,7 +36,7 @@ def commands() -> dict[str, Callable[[], Any]]:
 
 
 def result_of(command: Callable[[], Any]) -> tuple[int, str]:
-    """In a fork, so that it may end as it likes."""
+    """Run it in a fork, so that it may end as it likes, and return its result."""
     with tempfile.TemporaryFile() as printed:
         child = os.fork()
         if child == 0:

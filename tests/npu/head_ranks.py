@@ -23,7 +23,7 @@ CUTS = ((1.0, 0), (0.9, 0), (1.0, 20))
 
 
 def sampled_tokens() -> dict[str, list[list[int]]]:
-    """For each mesh (tp, bp) that these ranks can make the tokens at temperature 0.7, for each of CUTS."""
+    """Return the tokens at temperature 0.7 for each mesh (tp, bp) that these ranks can make and each of CUTS."""
     found = {}
     for tp in (1, 2, 4):
         for bp in (1, 2):

@@ -88,7 +88,7 @@ def test_every_form_is_tried_and_only_the_called_one_stops() -> None:
 
 
 def _older_release() -> Ops:
-    """Whose operator has no cache_mode."""
+    """Return an older release's operators, without cache_mode."""
 
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("Unknown keyword argument 'cache_mode'")
@@ -199,5 +199,5 @@ def test_torch_npu_binds_every_form_and_both_writes(npu: Any) -> None:
 @pytest.mark.sim
 @pytest.mark.usefixtures("torch_npu")
 def test_all_ranks_take_the_form_that_is_right_everywhere() -> None:
-    """On each of two ranks another form is the fastest, and another version is wrong on the second."""
+    """Each of two ranks has another fastest form, and another version is wrong on the second."""
     assert run_ranks("npu_ranks:settled_form", world_size=2) == [[1, 4], [1, 4]]

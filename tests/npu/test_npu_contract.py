@@ -89,7 +89,8 @@ def test_torch_npu_has_a_meta_kernel_to_compare_with(torch_npu: Any, op: str) ->
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize(("num_rows", "window"), list(itertools.product(NUM_ROWS, WINDOWS)))
 def test_the_operators_of_a_bf16_layer(npu: Any, num_rows: int, window: str, shift: bool) -> None:
-    """Those that 8 bits do not use; rotation, KV and attention are the same calls. A whole step: test_npu_engine.py."""
+    """Checks operators that 8 bits do not use; rotation, KV and attention are the same calls. A whole step:
+    test_npu_engine.py."""
     ops = npu_ops()
     num_tokens = len(lay_out(rows_of(num_rows, window, shift)).position_T)
     x, gamma = torch.zeros(num_tokens, 3584).bfloat16().npu(), torch.ones(3584).bfloat16().npu()

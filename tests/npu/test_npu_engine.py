@@ -112,7 +112,7 @@ def test_the_engine_gives_the_tokens_of_the_ref_lane(quantization: str | None, s
 @pytest.mark.parametrize("mode", ["eager", "npugraph", pytest.param("npugraph_ex", marks=soaking)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_log_probabilities_are_those_of_the_ref_lane(mode: str, temperature: float) -> None:
-    """After replays too: they are no part of a graph."""
+    """They are after replays too: they are no part of a graph."""
     decode = causal(shift_row="fresh", temperature=temperature)
     found, wanted = told(engine_on("npu", decode, None, mode), decode), told(engine_on("cpu", decode, None), decode)
     for id, (tokens, logprobs) in wanted.items():
@@ -441,7 +441,7 @@ def test_every_shape_that_may_be_captured_is_accepted(
 
 
 def check_budget(layer: list[Any], engine: AscendEngine, quantization: str | None) -> None:
-    """From one layer's KV write to the next."""
+    """Check the calls from one layer's KV write to the next."""
     layer = [call for call in layer if not call.op.endswith(("workspace", "infer_output"))]  # of a capture's host side
     assert len(layer) == KERNELS_A_LAYER[quantization], [call.op for call in layer]
     (attention,) = (call for call in layer if call.kv)
@@ -508,9 +508,9 @@ def weight_bytes(quantization: str | None) -> int:
 
 
 def check_step_budget(step: list[Any], num_layers: int, engine: AscendEngine, quantization: str | None) -> None:
-    """Beside layers and the head's weight: 20 passes over hidden states (embedding, first and last norm, what the head
-    reads) and 14 over float32 logits. Beside the kernels of layers and head 13 calls: upload, lookups, first and last
-    norm, what is read, results."""
+    """Check what is read beside layers and the head's weight: 20 passes over hidden states (embedding, first and last
+    norm, what the head reads) and 14 over float32 logits. Beside the kernels of layers and head 13 calls: upload,
+    lookups, first and last norm, what is read, results."""
     num_tokens, vocab, width = engine._rows.query_ends[-1], 1024, 3584
     weights = num_layers * weight_bytes(quantization) + vocab * width * 2
     kv, moved = sum(call.kv for call in step), sum(call.total for call in step)

@@ -139,7 +139,7 @@ def assert_one_sentence_each(results: dict[str, tuple[int, str]], sentence: str)
 
 
 def has_torch_npu() -> bool:
-    """In this environment itself, not only on the path."""
+    """Whether this environment itself has it, not only the path."""
     code = "from importlib.metadata import version; version('torch-npu')"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True).returncode == 0

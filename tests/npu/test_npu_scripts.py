@@ -167,7 +167,7 @@ def test_an_interrupted_first_run_is_packed(tmp_path: Path) -> None:
 
 
 def rehearse(torch_npu: Any, tmp_path: Path, **environment: str) -> tuple[Path, dict[str, str], str]:
-    """On 2 x 2 simulated devices, with the shipped model and a tiny one of random weights: folder, summary, output."""
+    """Rehearse on 2 x 2 simulated devices, with the shipped model and a tiny random one: folder, summary, output."""
     profile = yaml.safe_load((ROOT / "configs" / "profiles" / f"{PROFILE}.yaml").read_text())
     profile["mesh"] = {"branch_parallel_size": 2, "tensor_parallel_size": 2}
     profile["max_model_len"] = 320

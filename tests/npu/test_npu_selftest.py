@@ -237,7 +237,7 @@ def test_a_spoiled_operator_is_named_and_graded(case: str) -> None:
 
 
 def _norm_rounded(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """As another tiling of the same kernels: the sum is rounded, and so is what gamma scales."""
+    """A norm as another tiling of the kernels has it: the sum is rounded, and so is what gamma scales."""
     total = x1 + x2
     inverse = (total.float().square().mean(-1, keepdim=True) + epsilon).rsqrt()
     return (total.float() * inverse).bfloat16() * gamma, total

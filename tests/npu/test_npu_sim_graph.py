@@ -120,7 +120,7 @@ def test_a_graph_is_captured_before_it_is_replayed() -> None:
 
 @pytest.mark.parametrize("updates", ["after", "before"])
 def test_lengths_are_written_after_the_launch_or_before_it(npu: Any, updates: Literal["after", "before"]) -> None:
-    """Behind: when the writing begins, what lies in front of the attention has run, and the replay waits for its event;
+    """With `after`, what lies before the attention has run when the writing begins, and the replay waits for its event;
     two attentions are written one by one, and the first has run before the second is."""
     attention, capture = Attention("v1"), NpuCapture(updates)
     total = torch.zeros(8, 7, 128, device="npu").bfloat16()

@@ -156,13 +156,13 @@ def next_chunk(blocks: list[Block], prompt_length: int) -> Block | None:
 
 
 def _prompt_parts(blocks: list[Block], prompt_length: int) -> Iterator[Block]:
-    """Those that are not cached yet."""
+    """Return the prompt's parts that are not cached yet."""
     own = itertools.takewhile(lambda block: block.end <= prompt_length, blocks)
     return (block for block in own if block.status is TO_CACHE)
 
 
 def note_committed(blocks: list[Block]) -> None:
-    """Behind a pass over all that is not cached: what waited for the cache is in it."""
+    """Note, after a pass over all that is not cached, that what waited for the cache is in it."""
     for block in reversed(blocks):
         if block.status is IN_CACHE:
             break

@@ -1,4 +1,4 @@
-"""From a step's winner to the next anchor and its lookaheads: adopt the branch, fill what is sure, spawn what to
+"""Make a step's winner the next anchor, with lookaheads: adopt the branch, fill what is sure, spawn what to
 try."""
 
 from __future__ import annotations

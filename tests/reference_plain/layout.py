@@ -1,4 +1,4 @@
-"""From the branches of all requests to the arrays of one forward pass (StepPlan), and back.
+"""Lay the branches of all requests out as the arrays of one forward pass (StepPlan), and read them back.
 
 A row holds its window's positions first and its shift entries after them. In a model without shift, position p's own
 entry predicts it. With shift the entry of p - 1 does: inside the window its left neighbour, at the window's first

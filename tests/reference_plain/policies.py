@@ -154,7 +154,7 @@ def threshold(filling: Filling) -> Bool:
 
 @_rule("fill_rules")
 def agreed(filling: Filling, *, share: float = 1.0) -> Bool:
-    """Those of `threshold` that a share of the branches predicts as the winner does."""
+    """Fill those of `threshold` that a share of the branches predicts as the winner does."""
     token_BM = filling.values_3BM[0]
     is_agreed_M = (token_BM == token_BM[filling.winner]).mean(axis=0) >= share
     return _or_most_confident((filling.probability_M > filling.settings.skip_threshold) & is_agreed_M, filling)
@@ -187,7 +187,7 @@ def sequential(filling: Filling) -> Bool:
 
 @_rule("fill_rules")
 def entropy_bounded(filling: Filling) -> Bool:
-    """Those of the lowest entropies whose sum stays below `entropy_bound`."""
+    """Fill those of the lowest entropies whose sum stays below `entropy_bound`."""
     order_M = np.argsort(-filling.confidence_M, kind="stable")
     total_M = np.cumsum(-filling.confidence_M[order_M], dtype=np.float64)
     return _marked(order_M[: max(1, int((total_M < filling.settings.entropy_bound).sum()))], filling)

@@ -269,7 +269,7 @@ def num_lines_of(path: Path) -> int:
 
 
 def _end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit code and what it has said; one that does not end is ended, and that is an error."""
+    """Return its exit code and output; one that does not end is ended, and that is an error."""
     try:
         _, said = process.communicate(timeout=_END_S)
     except subprocess.TimeoutExpired:

@@ -37,7 +37,7 @@ class Stage(NamedTuple):
 
 
 def nothing(stage: Stage) -> None:
-    """So that the others have something to be compared with."""
+    """Do nothing: what the other faults are compared with."""
     time.sleep(8)
 
 
@@ -46,7 +46,7 @@ def replica_killed(stage: Stage) -> None:
 
 
 def _kill(stage: Stage, pids: Sequence[int]) -> None:
-    """And wait until it is seen: what asks whether the server is whole would be told so a moment longer."""
+    """Kill these, and wait until the server is no longer whole, which takes a moment to be seen."""
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not stage.server.is_whole(), 30)
@@ -58,12 +58,12 @@ def all_replicas_killed(stage: Stage) -> None:
 
 
 def replica_stopped(stage: Stage) -> None:
-    """For less than the silence that is noticed."""
+    """Stop a replica for less than the silence that is noticed."""
     _stop(stage, stage.rng.uniform(2, 6))
 
 
 def replica_silent(stage: Stage) -> None:
-    """For longer: it counts as gone meanwhile."""
+    """Stop a replica for longer: it counts as gone meanwhile."""
     _stop(stage, 16)
 
 
@@ -123,7 +123,7 @@ class Fault(NamedTuple):
 
 
 def faults(disk: SmallDisk, num_replicas: int) -> Sequence[Fault]:
-    """In the order of their turns; those with a reason cannot be had here."""
+    """Return the faults in the order of their turns; those with a reason cannot be had here."""
     return (
         Fault("none", nothing),
         Fault("kill -9 of a replica", replica_killed),

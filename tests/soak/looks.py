@@ -59,7 +59,7 @@ class Looks:
             self.samples[name].append(round(value, 4))
 
     def look(self, fault: str, answered: list[float], probes: int = 3) -> None:
-        """After a fault: wait until nothing is left to do, then compare with the first look, which is after none."""
+        """Wait after a fault until nothing is left to do, then compare with the first look, before any fault."""
         self.server.wait_idle()
         found = [self._probe() for _ in range(probes)]
         self.server.wait_idle()
@@ -93,7 +93,7 @@ class Looks:
                 )
 
     def compare_latency(self) -> None:
-        """At the end: requests alone after a fault take as long as those after none, on a machine that varies."""
+        """Check at the end that requests alone take as long after a fault as after none, on a machine that varies."""
         none, others = (
             [one["probe s"] for one in self.rounds if (one["fault"] == "none") == is_none] for is_none in (True, False)
         )

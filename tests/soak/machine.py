@@ -47,7 +47,7 @@ class SmallDisk:
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Not a byte is left."""
+        """Leave not a byte of the disk."""
         filler = self.path / "filler"
         try:
             with filler.open("wb", buffering=0) as file, suppress(OSError):

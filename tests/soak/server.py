@@ -59,7 +59,7 @@ class SoakedServer(Served):
         return [told[str(number)] for number in range(self.num_replicas) if str(number) in told]
 
     def held(self) -> dict[str, Held]:
-        """By part of the server."""
+        """Return what is held, by part of the server."""
         replicas = self.replicas()
         found = {f"replica {number}": sum(map(held, tree_of(pid)), NOTHING) for number, pid in enumerate(replicas)}
         others = [pid for pid in children_of(self.process.pid) if pid not in replicas]

@@ -82,7 +82,7 @@ def _lookahead(text: str) -> str:
 
 
 def _check(known: argparse.Namespace) -> None:
-    """Before anything is loaded. Raises ConfigError."""
+    """Check the options before anything is loaded. Raises ConfigError."""
     from common.batch import real_file, require_file
 
     if known.answers is None and (known.http or known.lookahead or known.sweep):

@@ -56,7 +56,8 @@ def measure(arguments: list[str]) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Before anything is measured. Raises ConfigError where it or what lies beside it could not be written."""
+    """Check the output before anything is measured. Raises ConfigError where it or what lies beside it could not be
+    written."""
     from common.batch import real_file, require_file
     from common.bench import beside
 
@@ -67,7 +68,7 @@ def check_output(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Before anything is measured, on every rank. Raises ConfigError where there can be none."""
+    """Make the folder before anything is measured, on every rank. Raises ConfigError where there can be none."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

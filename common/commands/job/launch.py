@@ -78,7 +78,8 @@ def job_of(
 
 
 def check_options(command: str, arguments: list[str]) -> None:
-    """Once, what every process would find wrong with its own command line. Raises ConfigError; argparse's own end."""
+    """Check once what every process would find wrong with its command line. Raises ConfigError; argparse's errors
+    exit."""
     if command == "bench":
         steps.parse(arguments)
         return

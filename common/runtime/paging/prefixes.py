@@ -25,7 +25,7 @@ _Key = tuple[object, bytes]  # the page before (a root, or the number of a page)
 
 
 class Holder(Protocol):
-    """Who knows the pages of each slot, the shared ones first."""
+    """Knows the pages of each slot, the shared ones first."""
 
     def begin(self, slot: int, pages: Sequence[int]) -> None:
         """Have a new request begin with these pages of the cache."""

@@ -199,7 +199,7 @@ class Sampling(AnswerFields, Fields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """As in GenerationRequest; the routes name it differently."""
+        """The number in GenerationRequest; the routes name it differently."""
         return None
 
     @property

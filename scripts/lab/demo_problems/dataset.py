@@ -1,4 +1,4 @@
-"""From seeds to data: the split by prompt, training samples as token arrays, held-out problems as records.
+"""Make data of seeds: the split by prompt, training samples as token arrays, held-out problems as records.
 
 Whether a prompt is held out depends on its text alone, so no seed and no number of samples can leak one into training.
 """

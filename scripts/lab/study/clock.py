@@ -1,4 +1,4 @@
-"""From the sweep `wall_clock` and the loads of its rows to a table: accuracy beside tokens a second at each load.
+"""Make a table of the sweep `wall_clock` and the loads of its rows: accuracy beside tokens a second at each load.
 
 python -m scripts.lab.study.clock MATH CODE LOADS... --to docs/results/NAME.json [--commit COMMIT]
 

@@ -1,4 +1,4 @@
-"""From a study's result folder to numbers that are kept, and from those to tables.
+"""Make numbers that are kept of a study's result folder, and tables of those.
 
 python -m scripts.lab.study.page OUT                  collect OUT into OUT/study.json and print its tables
 python -m scripts.lab.study.page OUT --docs docs      and keep the numbers in docs/results/study.json

@@ -121,7 +121,7 @@ def test_a_client_that_goes_after_the_first_part_ends_its_request(app: App) -> N
 
 @pytest.mark.parametrize("named", ["ray::ServeReplica:lopa:lopa", "common.cluster.engine"])
 def test_a_killed_replica_is_replaced(app: App, wanted: str, named: str) -> None:
-    """Its actor, or its engine, after which the actor ends itself."""
+    """Kills its actor, or its engine, after which the actor ends itself."""
     killed = kill_one(named)
 
     def answers() -> bool:

@@ -88,7 +88,7 @@ class Loaded:
     is_finite: bool = True
 
     def decode(self, decode: DecodeConfig, beside: DecodeConfig) -> Completion | Rejection:
-        """By these settings, beside three requests of others, which end whatever becomes of this one."""
+        """Decode by these settings beside three requests of others, which end whatever becomes of this one."""
         scheduler = Scheduler(
             beside, mask_token_id=self.config.mask_of(beside.mask_token_id), eos_token_id=self.config.eos_token_id,
             num_slots=4, facts=facts_of(self.config),

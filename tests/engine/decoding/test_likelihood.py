@@ -98,7 +98,8 @@ def test_with_full_attention_the_text_is_one_piece(cpu: DeviceProfile) -> None:
     ("llada d2f", PROMPT)],
 )  # fmt: skip
 def test_with_block_causal_attention_it_is_one_of_each_block(cpu: DeviceProfile, name: str, prompt: list[int]) -> None:
-    """After whole blocks, and what the last one has beyond the text stays masked. Two texts lie in two blocks."""
+    """Each block is estimated after whole ones; what the last one has beyond the text stays masked. Two texts lie in
+    two blocks."""
     scorer, engine, shift = scorer_of(cpu, name, 200)
     origin, size, text = len(PROMPT) if name == "llada d2f" else 0, 16, TEXT[:6]
     (found,) = scorer.scores([(prompt, text)])

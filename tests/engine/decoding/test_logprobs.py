@@ -45,7 +45,7 @@ def test_each_is_that_of_the_pass_that_predicted_the_token(
 
 
 def test_a_token_that_moves_takes_its_own_along(cpu: DeviceProfile) -> None:
-    """By origin: one that were lost on the way would be missing from what the engine has told."""
+    """One that were lost on the way would be missing from what the engine has told, by origin."""
     plain = Decoded(cpu, "llada2_2 moves", 0, 0.0, num_logprobs=None)
     asked = Decoded(cpu, "llada2_2 moves", 0, 0.0, engine=Recomputing(plain.engine))
     assert asked.tokens == plain.tokens and asked.engine.num_asked > 0 and asked.engine.furthest < 1e-4

@@ -58,7 +58,7 @@ def num_records(path: Path, name: str) -> int:
 
 
 def processes_of(path: Path) -> list[int]:
-    """Those that have the sweep's file on their command line."""
+    """Return the processes that have the sweep's file on their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -79,7 +79,7 @@ def tokens_of(engine: Engine) -> dict[str, tuple[int, ...]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_tokens_are_those_of_the_cuda_engine(dtype: str) -> None:
-    """In bfloat16 because both round at the same points; 99% of the positions would be enough.
+    """Both round at the same points in bfloat16; 99% of the positions would be enough.
 
     oneDNN's AVX-512 kernels add a bf16 product's terms in an order that follows from its depth, so that the zeros with
     which one engine pads heads change the last bit. Which kernels it takes is decided when torch loads.

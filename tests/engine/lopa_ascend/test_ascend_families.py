@@ -105,7 +105,7 @@ def test_revised_tokens_are_those_of_the_cuda_engine(case: str, num_lookahead: i
 @pytest.mark.parametrize("num_lookahead", [0, 3])
 @pytest.mark.parametrize("case", [case for case in CASES if case not in REVISING])
 def test_tokens_are_those_of_the_cuda_engine(case: str, num_lookahead: int) -> None:
-    """And all branches hold the same KV of a finished block."""
+    """All branches also hold the same KV of a finished block."""
     name, settings = CASES[case]
     model, decode = FAMILIES / name, DecodeConfig.model_validate({**settings, "num_lookahead": num_lookahead})
     run = run_of(model, decode)
@@ -162,8 +162,8 @@ def test_bfloat16_gives_the_cuda_engines_tokens_at_99_percent_of_the_positions(
 
 
 def test_bfloat16_experts_predict_what_the_cuda_engines_do(tmp_path: Path) -> None:
-    """In groups of four experts, since the operator takes no smaller ones. The heads of 32 are padded by a square, so
-    their norms round alike; those of 16 do not, and 98.1% of the clear predictions of model_b are equal."""
+    """Experts come in groups of four, since the operator takes no smaller ones. The heads of 32 are padded by a square,
+    so their norms round alike; those of 16 do not, and 98.1% of the clear predictions of model_b are equal."""
     source = FAMILIES / "llada2" / "model_a"
     tree = {**json.loads((source / "config.json").read_text()), "n_group": 2, "topk_group": 1}
     (tmp_path / "config.json").write_text(json.dumps(tree))

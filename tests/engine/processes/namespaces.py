@@ -44,7 +44,7 @@ class Node:
 
 @contextmanager
 def nodes(count: int) -> Iterator[list[Node]]:
-    """So many nodes, removed at the end with all that runs in them. Skips where namespaces cannot be made."""
+    """Make so many nodes, removed at the end with all that runs in them. Skips where namespaces cannot be made."""
     if os.geteuid() or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     _remove_orphans()

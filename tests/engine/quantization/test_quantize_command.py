@@ -178,7 +178,7 @@ def test_pairing_leaves_the_float_models_tokens_as_they_are(model: Path, prompts
 def test_both_models_solve_the_same_problems(
     model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if somebody rewrites the input between the two runs."""
+    """They do also if somebody rewrites the input between the two runs."""
     seen = []
 
     def run_and_rewrite(profile: DeviceProfile, run: RunConfig, build: Any) -> Any:

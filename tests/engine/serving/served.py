@@ -118,7 +118,7 @@ class Served:
         return send(self.port, method, path, body, **headers)
 
     def metrics(self) -> dict[str, float]:
-        """By name and labels, as they are written but for the model's and the engine's."""
+        """Return metrics by name and labels, as written, without the model's and the engine's labels."""
         lines = [line for line in self.get("/metrics")[1].splitlines() if not line.startswith("#")]
         pairs = (line.rsplit(" ", 1) for line in lines)
         return {_plain(name): float(value) for name, value in pairs}

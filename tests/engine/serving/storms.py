@@ -94,7 +94,7 @@ def malformed(rng: random.Random) -> bytes:
 
 
 def statuses_of_malformed(server: Served, count: int) -> Counter[int]:
-    """By status, over all routes that take a body. -1: no answer."""
+    """Return counts by status, over all routes that take a body. -1: no answer."""
     routes = ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize"]
 
     def one(seed: int) -> int:

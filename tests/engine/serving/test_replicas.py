@@ -102,7 +102,7 @@ def amid_answers(served: Served, pid: int, numbers: range) -> tuple[list[Stream]
 
 
 def check_lost(streams: list[Stream], begun: list[Stream], most: int, whole: dict[str, str], log: str) -> None:
-    """After a kill: what had begun ends with an error within five seconds, the rest as without it."""
+    """Check after a kill that what had begun ends with an error within five seconds, the rest as without it."""
     killed_at = time.monotonic()
     for stream in streams:
         stream.join(WAIT_S)

@@ -1,4 +1,4 @@
-"""With this folder on PYTHONPATH and LOPA_SIM_MACHINE=1 every Python process has simulated NPUs: what a user starts
+"""Gives every Python process simulated NPUs, with this folder on PYTHONPATH and LOPA_SIM_MACHINE=1: what a user starts
 runs as on a node of 16 devices, from scripts/run_batch.sh to the ranks of torchrun.
 
 Faults: LOPA_SIM_WRONG names an operator that gives its rows in another order. In processes whose command line holds

@@ -31,8 +31,8 @@ def ge_graph(module: torch.nn.Module, *args: Any) -> list[Node]:
 
 
 def load_torchair() -> Any:
-    """Also to be called before npugraph_ex compiles for the first time in this process: both define the same, and
-    after npugraph_ex torchair cannot be loaded."""
+    """Load torchair; call this also before npugraph_ex compiles for the first time in this process: both define the
+    same, and after npugraph_ex torchair cannot be loaded."""
     torchair = import_module("torchair")
     ge.install()
     utils = import_module("torchair._utils")

@@ -22,7 +22,7 @@ _FINISHED = frozenset((TO_CACHE, IN_CACHE))
 
 
 class BlockDiffusion(BlockStrategy):
-    """Only the last pass of a cut prompt does more than read it.
+    """Block diffusion. Only the last pass of a cut prompt does more than read it.
 
     `commit: fused` writes a finished block's KV in the first pass of the next one, `separate` in a pass of its own.
 

@@ -39,6 +39,7 @@ class MultiBlock(PipelinedBlocks):
         return False
 
     def _ready(self, blocks: list[Block]) -> list[Block]:
-        """Those whose KV the coming pass keeps, in order: none has waited longer than one in front of it."""
+        """Return the blocks whose KV the coming pass keeps, in order: none has waited longer than one in front of
+        it."""
         delay = self.decode.cache_delay
         return [block for block in blocks if block.status is TO_CACHE and block.num_waits >= delay]

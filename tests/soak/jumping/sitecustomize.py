@@ -1,4 +1,4 @@
-"""On the path of a program of the soak: its wall clock, as Python's `time` tells it, is off by what a file says.
+"""Sets a soak program's wall clock, as Python's `time` tells it, off by what a file says, if on its path.
 
 The monotonic clock is left alone, as a jump of the wall clock leaves it. libfaketime would reach code in C, too, but
 Python's locks spin and its sleep fails under it.

@@ -407,7 +407,8 @@ def test_each_setting_of_a_sweep_has_its_own_resumable_output(cpu: DeviceProfile
 
 
 def start(tmp_path: Path, *arguments: str, delay: float = 0.004, stand_at: int = 60) -> subprocess.Popen[str]:
-    """It stands still at its 60th request unless told otherwise, so that nobody comes too late to disturb it."""
+    """Start a run that stands still at its 60th request unless told otherwise, so that nobody comes too late to disturb
+    it."""
     (tmp_path / "p.yaml").write_text("name: p\nengine: lopa_cuda\ndevice: cpu\n")
     (tmp_path / "r.yaml").write_text("model: m\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n")
     command = [sys.executable, str(SCRIPTED), "run", "--profile", "p.yaml", "r.yaml", *arguments]

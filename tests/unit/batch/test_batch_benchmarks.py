@@ -81,7 +81,7 @@ ADD_MBPP = {"task_id": 11, "text": "Add 1.", "code": "def f(x): return x + 1", "
 
 
 class Chatting(ScriptedGenerator):
-    """It answers with the same text, as far as the stop strings let it."""
+    """Answers with the same text, as far as the stop strings let it."""
 
     text = FENCED
 

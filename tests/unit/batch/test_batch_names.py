@@ -186,7 +186,7 @@ def test_a_device_is_no_place_for_metrics(cpu: DeviceProfile, run: RunConfig) ->
 
 @pytest.mark.parametrize("name", ["o.jsonl.run.json", "o.metrics.json", "o.jsonl"])
 def test_a_pipe_is_no_place_for_a_file_of_a_run(name: str, cpu: DeviceProfile, run: RunConfig, tmp_path: Path) -> None:
-    """To open one is to wait for its other end."""
+    """Opening one would wait for its other end."""
     two_lines(run)
     os.mkfifo(tmp_path / name)
     with pytest.raises(ConfigError, match=r"no regular file.*; (remove it|name a file)"):

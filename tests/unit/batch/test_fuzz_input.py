@@ -88,7 +88,7 @@ def fail_to_build() -> ScriptedGenerator:
 
 
 def whole_lines(data: bytes) -> list[bytes]:
-    """Those that hold something; a last one without an end, if it is JSON."""
+    """Return the lines that hold something; a last one without an end, if it is JSON."""
     if data.startswith(b"\x1f\x8b"):
         data = gzip.decompress(data)
     *ended, last = data.split(b"\n")

@@ -521,14 +521,14 @@ def spec() -> dict[str, Any]:
 
 
 def listed(*tokens: tuple[str, bool]) -> list[dict[str, Any]]:
-    """In tokenizer.json, from the first id after the vocabulary on."""
+    """Return these tokens as tokenizer.json lists them, from the first id after the vocabulary on."""
     return [
         {"id": 300 + n, "content": text, "special": special, **FLAGS_OFF} for n, (text, special) in enumerate(tokens)
     ]
 
 
 def decoder(*tokens: tuple[str, bool]) -> dict[str, Any]:
-    """As `added_tokens_decoder` of tokenizer_config.json."""
+    """Return these tokens as `added_tokens_decoder` of tokenizer_config.json."""
     return {str(token.pop("id")): token for token in listed(*tokens)}
 
 

@@ -201,7 +201,7 @@ def test_word_level_vocabulary_with_the_mask_inside(tmp_path: Path) -> None:
 
 
 def test_the_text_of_any_mask_is_ordinary(folder: Path) -> None:
-    """Also of a mask that the run names, which the vocabulary may know as a word."""
+    """So is that of a mask that the run names, which the vocabulary may know as a word."""
     every = load_tokenizer(folder)
     words = [id_ for id_ in every.encode(TEXT) if len(every.decode([id_])) > 1]
     assert words

@@ -233,7 +233,7 @@ def test_a_terminal_without_the_letters_of_a_run_gets_their_numbers(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
 def test_closed_descriptors_are_no_reason_to_end(tmp_path: Path, closed: str) -> None:
-    """And what is opened does not take their place, so that nothing is written into a record."""
+    """What is opened does not take their place either, so nothing is written into a record."""
     write_run(tmp_path)
     command = [sys.executable, str(SCRIPTED), "run", "--profile", "cpu", "run.yaml"]
     shell = f'exec "$@" {closed}'

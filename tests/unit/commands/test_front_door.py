@@ -336,7 +336,7 @@ def test_words_that_contradict_each_other_are_refused(arguments: list[str], sent
 
 
 def test_a_pipe_is_a_file_of_requests(tmp_path: Path) -> None:
-    """As a shell's `<(...)` is."""
+    """A shell's `<(...)` is one."""
     os.mkfifo(tmp_path / "pipe")
     result = CliRunner().invoke(app, ["run", "demo", str(tmp_path / "pipe"), "--overwrite", "--retry-errors"])
     assert str(result.exception).startswith("--retry-errors: --overwrite decodes all")

@@ -36,7 +36,7 @@ ANYTHING = Automaton(
 
 
 class Spoilt(HashedEngine):
-    """From a step on, what some entry of the requests of these names gets is no number."""
+    """Gives some entry of the requests of these names no number, from a step on."""
 
     capacity = Capacity(num_slots=6, max_model_len=100, vocab_size=99)
 

@@ -87,7 +87,7 @@ TRUTHS: list[dict[str, tuple[float, float]]] = [
 @pytest.mark.parametrize("truth", TRUTHS)
 @pytest.mark.parametrize("pace", PACES)
 def test_a_pace_is_as_fast_as_its_fastest_way_at_every_load(pace: Pace, truth: dict[str, tuple[float, float]]) -> None:
-    """At once where ways bring what is believed at first; elsewhere nearly, and after some thousand passes."""
+    """It is at once where ways bring what is believed at first, elsewhere nearly, after some thousand passes."""
     ways = ways_of(DECODE, pace)
     played = Played(ways, truth)
     for load in LOADS:

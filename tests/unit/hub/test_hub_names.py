@@ -81,7 +81,7 @@ def start(hub: Hub, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
 
 
 def again() -> None:
-    """As a new process would."""
+    """Look again, as a new process would."""
     fetch.cache_clear()
 
 

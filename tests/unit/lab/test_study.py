@@ -173,7 +173,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Not one that has ended and that nobody has asked for."""
+    """Whether it runs; one that has ended and waits for its parent does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:

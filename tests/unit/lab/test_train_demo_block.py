@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(*arguments: str, minutes: float = 0.08) -> None:
-    """With more time where the machine is too busy to prepare a run in so little."""
+    """Train, with more time where the machine is too busy to prepare a run in so little."""
     try:
         demo.main([*arguments, "--tiny", "--minutes", str(minutes), "--workers", "1"])
     except SystemExit as error:

@@ -89,7 +89,7 @@ def test_routing_is_the_plain_one(config: MoEConfig, num_tokens: int, width: int
 
 @pytest.mark.parametrize("num_tokens", [1, 400])
 def test_pairs_are_dealt_to_their_experts_in_order(num_tokens: int) -> None:
-    """Also over several blocks, and the rest of the experts being other ranks'. Every pair is in one tile."""
+    """Covers several blocks, and experts of other ranks. Every pair is in one tile."""
     expert = torch.rand(num_tokens, 8).argsort(1)[:, :3].int()
     dealt, tile = deal(expert, 2, 4, 16), 16
     pairs = [(expert.flatten() == 2 + number).nonzero()[:, 0] for number in range(4)]

@@ -157,7 +157,7 @@ def test_attention_keeps_its_sums_in_registers(is_long: bool, splits: int) -> No
 
 @pytest.mark.parametrize("is_long", [False, True])
 def test_heads_of_256_fit_shared_memory(is_long: bool) -> None:
-    """At every number of programs: few of them take more stages of smaller heads."""
+    """Covers every number of programs: few of them take more stages of smaller heads."""
     most = max(choose_splits(2, num_queries, 256)[1] for num_queries in range(64, 64 * 64, 64))
     assert most < max(choose_splits(2, num_queries, 128)[1] for num_queries in range(64, 64 * 64, 64))
     constants = {

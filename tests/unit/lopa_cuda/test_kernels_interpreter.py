@@ -175,7 +175,7 @@ def test_rope_rotates_and_prewrites(num_parts: int) -> None:
 
 @interpreted
 def test_rope_prewrites_the_memory_of_every_rank() -> None:
-    """Its own slice of one layer, at the same place on all of them, and nothing else."""
+    """Each writes its own slice of one layer, at the same place on all of them, and nothing else."""
     num_tokens, first, layer = 18, 5, 1
     qkv = random(num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_SIZE)
     position, table = torch.randint(0, 50, (num_tokens,)), rotary_table(50, HEAD_SIZE, 1e6, torch.device("cpu"))
@@ -221,7 +221,7 @@ RAGGED = {
 @pytest.mark.parametrize("num_splits", [1, 3])
 @pytest.mark.parametrize("rows", RAGGED.values(), ids=RAGGED)
 def test_attention_of_ragged_rows(rows: list[tuple[int, ...]], num_splits: int) -> None:
-    """Also of padding, which sees its own first key, and with tiles to spare."""
+    """Covers padding too, which sees its own first key, and tiles to spare."""
     assert_attends(rows, NUM_HEADS, num_splits)
 
 
@@ -248,7 +248,7 @@ def test_attention_of_long_rows(rows: list[tuple[int, ...]], block: int, num_spl
 
 @interpreted
 def test_whole_blocks_are_only_what_every_query_sees() -> None:
-    """With horizons at random, of queries that see nothing too."""
+    """Horizons are random, some of queries that see nothing."""
     assert_attends(LONG_ROWS["windows after prefixes"], NUM_HEADS, 2, is_long=True)
 
 

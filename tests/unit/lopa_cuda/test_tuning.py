@@ -92,7 +92,7 @@ def narrow_of(shape: LinearShape, num_tokens: int) -> list[LinearConfig]:
 
 
 def test_what_was_found_by_hand_is_among_the_proposals() -> None:
-    """But for stages and warps, which depend on little."""
+    """All but stages and warps are, which depend on little."""
     entries = read_tiles(tiles_folder() / "nvidia_h200.json").entries
     known = [(shape, most, tile) for shape, entry in entries.items() for most, tile in entry.tiles if tile]
     usual: dict[str, Any] = {"stages": 0, "warps": 0, "early": False}

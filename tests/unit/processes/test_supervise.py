@@ -1,4 +1,4 @@
-"""Whose message is shown when a process fails."""
+"""Tests whose message is shown when a process fails."""
 
 from __future__ import annotations
 

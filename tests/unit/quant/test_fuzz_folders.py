@@ -118,7 +118,7 @@ def damaged_tensors(draw: st.DrawFn, tensor: torch.Tensor) -> torch.Tensor:
 @fuzzed
 @given(data=st.data())
 def test_float_folders(folders: dict[str, Files], tmp_path: Path, data: st.DataObject) -> None:
-    """As quantizing takes them: a folder whole, or nothing."""
+    """Quantizing takes them and writes a whole folder, or nothing."""
     model, out = restored(tmp_path / "model", folders["float"]), tmp_path / "out"
     shutil.rmtree(out, ignore_errors=True)
     match data.draw(st.sampled_from(("config", "bytes", "safetensors"))):

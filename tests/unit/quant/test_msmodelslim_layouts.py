@@ -31,7 +31,8 @@ DOWN = "model.layers.0.mlp.down_proj"
 
 
 class Linear(NamedTuple):
-    """As msmodelslim holds a quantized linear. weight int8 [N, K], weight_scale [N], input_scale and offset scalars."""
+    """A quantized linear as msmodelslim holds it. weight int8 [N, K], weight_scale [N], input_scale and offset
+    scalars."""
 
     weight: Tensor
     weight_scale: Tensor
@@ -196,7 +197,7 @@ def test_layouts_are_read(tmp_path: Path, layout: str, num_shards: int) -> None:
 
 
 def test_an_offline_rotation_is_in_the_weights_already(tmp_path: Path) -> None:
-    """Its matrix lies in a file of its own, for training on."""
+    """The rotation's matrix lies in a file of its own, for training on."""
     quarot = {"quarot": {"rotation_map": {"global_rotation": "optional/quarot.safetensors"}}}
     folder = write(tmp_path / "m", {"other": dynamic}, optional=quarot)
     (folder / "optional").mkdir()

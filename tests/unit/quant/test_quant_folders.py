@@ -247,7 +247,7 @@ def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
 
 
 def test_a_single_file_is_read_whatever_lies_beside_it(tmp_path: Path) -> None:
-    """As transformers reads it: neither an index nor files that it does not name count."""
+    """Transformers reads it so: neither an index nor files that it does not name count."""
     save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
     save_file({"w": torch.zeros(2)}, tmp_path / "model-00001-of-00001.safetensors")
     _index(tmp_path, {"w": "model-00001-of-00001.safetensors"})

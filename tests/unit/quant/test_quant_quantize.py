@@ -1,4 +1,4 @@
-"""From a float folder to a quantized one: LoRA, smoothing, exclusions, the report, and nothing half written."""
+"""Tests of quantizing a float folder: LoRA, smoothing, exclusions, the report, and nothing half written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def quantized_decoder(folder: Path) -> Decoder:
 
 
 def error_of(folder: Path) -> float:
-    """On inputs that were calibrated: static ranges clip what lies beyond."""
+    """Return the error on inputs that were calibrated: static ranges clip what lies beyond."""
     exact = Decoder({name: tensor.float() for name, tensor in float_tensors().items()})(inputs(seed=1))
     return ((quantized_decoder(folder)(inputs(seed=1)) - exact).norm() / exact.norm()).item()
 

@@ -24,7 +24,7 @@ def told(logits_MV: torch.Tensor, token_M: torch.Tensor, num_top: int, parts: in
 @pytest.mark.parametrize("parts", [1, 2, 7])
 @pytest.mark.parametrize("counts_mask", [False, True])
 def test_shards_merge_to_a_softmax_over_all(num_top: int, parts: int, counts_mask: bool) -> None:
-    """Also where a shard has fewer tokens than alternatives are asked for."""
+    """They do also where a shard has fewer tokens than alternatives are asked for."""
     logits_MV = torch.randn(6, 101, generator=torch.Generator().manual_seed(0)) * 4
     before_MV, token_M = logits_MV.clone(), torch.tensor([0, 16, 18, 50, 99, 100])
     found_MX = told(logits_MV, token_M, num_top, parts, Sampling("default", MASK, counts_mask=counts_mask))

@@ -53,7 +53,7 @@ def nothing(folder: Path) -> None:
 
 
 def in_a_child(action: Callable[[], None]) -> int:
-    """As a user whom rights bind."""
+    """Run in a child as a user whom rights bind."""
     child = os.fork()
     if not child:
         try:

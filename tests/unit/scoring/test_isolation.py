@@ -98,7 +98,7 @@ def test_a_machine_that_is_too_busy_for_a_program_can_do_what_it_can(monkeypatch
 
 
 def test_a_container_that_forbids_namespaces_has_none() -> None:
-    """As containers do: by a filter of their own."""
+    """Containers forbid them by a filter of their own."""
     needs("namespaces")
     script = """
 from common.scoring.programs.cell import kernel, system_calls

@@ -202,7 +202,7 @@ def test_nothing_stays_when_the_run_is_killed_while_it_scores(level: Level) -> N
 @pytest.mark.skipif(why_not("namespaces") is not None, reason="this machine has no namespaces")
 @pytest.mark.parametrize("place", [0, 1], ids=["keeper", "guard"])
 def test_nothing_stays_when_a_keeper_is_killed(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the kernel does to whom it likes when memory is short."""
+    """The kernel kills any process when memory is short."""
     monkeypatch.setattr(programs, "TIME_LIMIT_S", 600.0)
     values: list[object] = ["never set"]
     scoring = threading.Thread(target=lambda: values.append(run_program(SLEEP, "f", [[1]], "namespaces")))

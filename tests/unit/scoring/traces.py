@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def marker(run: int | None = None) -> str:
-    """In every name that this process, or the run with that process id, has given to a cell."""
+    """Return what is in every name that this process, or the run with that process id, has given to a cell."""
     return f"lopa-answer-{run or os.getpid()}-"
 
 
 def processes(mark: str) -> list[int]:
-    """Those that have it in their command line or environment; what has ended and waits for its parent is none."""
+    """Return the processes with it in their command line or environment, without zombies."""
     return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit() and _bears(folder, mark)]
 
 

@@ -187,7 +187,7 @@ def test_where_all_are_being_answered_a_new_one_is_told_to_come_again() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/slow"])
 def test_a_client_that_has_closed_its_own_half_gets_its_answer(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `nc -N` does; after a while it is asked whether it is there, which clients skip."""
+    """`nc -N` does that; after a while the server asks whether it is there, which clients skip."""
     monkeypatch.setattr(connections, "_LOOK_S", 0.05)
 
     async def talk(port: int, room: Room, app: App) -> None:

@@ -257,7 +257,7 @@ def test_a_replica_that_comes_again_has_the_weights_of_the_others(tmp_path: Path
 
 
 def test_a_replica_that_has_not_read_says_so_and_goes_on() -> None:
-    """It was started again between the reading and the putting in force, which the call that asks cannot know."""
+    """The replica was started again between reading and putting in force, which the call that asks cannot know."""
     engine = Engine(*NAMES)
     for order in (PutWeights(), DropWeights()):
         assert "started again" in str(engine.answer_to(order))

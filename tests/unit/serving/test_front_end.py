@@ -88,7 +88,7 @@ def test_what_a_drain_cuts_is_told_to_come_again() -> None:
     ("name", "route"), [("a", "cmpl"), ("a", "gen"), ("a", "chatcmpl"), ("cmpl-a", "gen"), ("b", "cmpl")]
 )
 def test_a_name_is_one_open_calls(name: str, route: str) -> None:
-    """On whichever route, and also while only a part of its answers is open; then it can be used again."""
+    """It is on any route, also while only a part of its answers is open; then it can be used again."""
 
     async def talk(client: EngineClient, engine: Link) -> None:
         calls = [client.submit([order("a", 0), order("a", 1)]), client.submit([order("gen-b")])]

@@ -1,4 +1,4 @@
-"""In front of the routes: names and keys, and the answer where the server itself failed."""
+"""Tests of what runs before the routes: names and keys, and the answer where the server itself failed."""
 
 from __future__ import annotations
 

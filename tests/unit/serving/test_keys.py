@@ -1,4 +1,4 @@
-"""Who may come in."""
+"""Tests of who may come in."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_blocks_are_counted_once_their_kv_is_final(strategy: str, more: dict[str
 
 
 def test_a_front_end_that_lags_loses_its_streams_of_passes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads nothing until all that it has asked for has ended; then it goes on as if nothing had been."""
+    """The front end reads nothing until all that it has asked for has ended, and then goes on as ever."""
     monkeypatch.setattr(link, "_BEHIND_BYTES", 500)
     long = DECODE.model_copy(update={"max_new_tokens": 48, "skip_threshold": 1.0})
     fixture = Fixture(3, long)

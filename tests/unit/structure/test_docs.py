@@ -59,7 +59,7 @@ def blocks_in(page: Path, *languages: str) -> list[str]:
 
 @every_page
 def test_links_lead_somewhere(page: Path) -> None:
-    """To files, and to headings of this page and of others."""
+    """They lead to files, and to headings of this page and of others."""
     links = re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", text_of(page))
     targets = [link or picture for link, picture in links]
     missing = [to for to in targets if "://" not in to and not leads_somewhere(page, to)]
@@ -73,7 +73,7 @@ def leads_somewhere(page: Path, target: str) -> bool:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Return the anchors that GitHub makes of headings."""
     headings = re.findall(r"(?m)^#+ (.+)$", prose_of(page))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -125,7 +125,7 @@ def test_the_console_script_and_the_python_api(installed: Path, tmp_path: Path) 
 
 
 def test_scripts_start_the_wheel_where_there_is_no_checkout(installed: Path, tmp_path: Path) -> None:
-    """As in the images of configs/cluster, which have the wheel and the scripts."""
+    """The images of configs/cluster have the wheel and the scripts alone."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("*.py", "lab", "__pycache__"))
     environment = {**os.environ, "PYTHON": str(installed), "DRY_RUN": "1"}
     environment.pop("PYTHONPATH", None)

@@ -49,13 +49,13 @@ def writer(name: str, tokens: Sequence[str], decoder: Any, **model: Any) -> Writ
 
 
 def byte_level() -> Writer:
-    """As Dream's, LLaDA's and Qwen's: a token is some bytes, so a character may be cut anywhere."""
+    """A tokenizer like Dream's, LLaDA's and Qwen's: a token is some bytes, so a character may be cut anywhere."""
     pieces = ["Ġthe", "ab", "ÃŃ", "èªŀ", "Ġ", "Ċ", "ĊĊ", "ðŁĳ", "ï¿½", "b<|", "im_end"]
     return writer("byte level", [*BYTES, *pieces], decoders.ByteLevel())
 
 
 def byte_fallback() -> Writer:
-    """As Llama's: characters without a token are bytes, a run of which is a text or broken as a whole."""
+    """A tokenizer like Llama's: characters without a token are bytes, a run of which is a text or broken as a whole."""
     tokens = ["<unk>", *[f"<0x{byte:02X}>" for byte in range(256)], "▁", "a", "b", "▁the", "Q", ":", "語", "▁ab", "<|"]
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     return writer("byte fallback", tokens, decoders.Sequence(parts), byte_fallback=True, unk_token="<unk>")

@@ -100,7 +100,7 @@ def commits_next(request: Request) -> bool:
 
 @compiled
 def note_committed(request: Request) -> None:
-    """After a pass over `set_window_after_cache`: what waited for the cache is in it."""
+    """Note, after a pass over `set_window_after_cache`, that what waited for the cache is in it."""
     for place in range(request.state.num_blocks - 1, -1, -1):
         block = request.block_B[place]
         if block.status == IN_CACHE:

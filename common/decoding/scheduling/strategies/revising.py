@@ -190,7 +190,7 @@ def _writes(tables: Tables, num_columns: int) -> bool:
 
 @compiled
 def _take_plain_tokens(tables: Tables, request: Request, num_columns: int, values_3T: Float) -> None:
-    """In the last pass write no token that edits; of SGLang, and where passes run out, no mask either."""
+    """Write no token that edits in the last pass; with `sglang`, and where passes run out, no mask either."""
     state, settings = request.state, request.settings
     is_at_cap = settings.variant != SGLANG and last_block(request).num_steps >= settings.max_block_steps - 1
     keeps_mask = settings.variant != SGLANG and not is_at_cap
@@ -373,7 +373,7 @@ def _put(tables: Tables, state: Any, num_columns: int, place: int, column: int, 
 
 @compiled
 def _put_mask(tables: Tables, state: Any, num_columns: int, place: int) -> int:
-    """As `_put`, of a new mask."""
+    """Put a new mask, as `_put` does a token."""
     if place < num_columns:
         own = tables.drafts[place]
         own.scanned, own.scanned_is_first, own.scanned_step, own.scanned_entry = state.mask_token, False, 0, 0

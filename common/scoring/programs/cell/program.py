@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def guard(job: Job, keeper: int, tell: int) -> NoReturn:
-    """In the keeper's child: start the program, outlive it, and leave with 0 if it left with 0."""
+    """Start the program in the keeper's child, outlive it, and leave with 0 if it left with 0."""
     status = 1
     try:
         status = _guard(job, keeper, tell)
@@ -52,7 +52,7 @@ def _guard(job: Job, keeper: int, tell: int) -> int:
 
 
 def run(job: Job, guard: int, tell: int) -> NoReturn:
-    """In the guard's child: `tell` gets the process id when nothing but the generated code can fail any more."""
+    """Run the program in the guard's child; `tell` gets the process id once only the generated code can fail."""
     try:
         results = _give_up(job, guard, tell)
         os.write(tell, b"%d" % os.getpid())

@@ -124,7 +124,7 @@ class Replica:
 
     @property
     def num_waiting(self) -> int:
-        """Those of them that have no room yet."""
+        """Requests that have no room yet."""
         return max(0, self.num_under_way - (self.ready.num_slots if self.ready else 0))
 
     @property

@@ -115,7 +115,7 @@ class Call:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """At the end, abort what has not ended by then: its client is gone, or another answer of the call failed."""
+        """Abort, at the end, what has not ended: its client is gone, or another answer of the call failed."""
         has_failed = False
         try:
             yield

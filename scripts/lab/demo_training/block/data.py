@@ -20,7 +20,7 @@ def batch_size(length: int, recipe: BlockRecipe) -> int:
 
 
 def samples_by_length(corpus: Corpus, lengths: tuple[int, ...]) -> list[torch.Tensor]:
-    """For each length of rows the samples that it takes: the text, its EOS, and a block of EOS after it where one fits.
+    """Return the samples that each length of rows takes: the text, its EOS, and a block of EOS after it where one fits.
 
     The last length takes all that remain. The samples of each length are its places in the corpus.
     """

@@ -44,7 +44,7 @@ class ReplayServer(ThreadingHTTPServer):
         return connection, address
 
     def hang_up(self) -> None:
-        """Also on connections that a browser has opened for later."""
+        """Hang up, also on connections that a browser has opened for later."""
         for connection in self._connections:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
