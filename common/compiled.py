@@ -44,6 +44,11 @@ try:
         logger.warning("numba: %s", str(one.message).partition("\n")[0])
 except ImportError:
     numba = None
+except ValueError as error:  # NUMBA_NUM_THREADS=0
+    numba = None
+    logger.warning(
+        "numba cannot be loaded (%s): correct the variables of the environment that begin with NUMBA_", error
+    )
 
 IS_COMPILED = numba is not None
 HAS_ALL = "has_all"  # a file in the folder of machine code, once all that a start compiles is there

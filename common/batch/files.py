@@ -19,6 +19,7 @@ from common.parquet import require_pyarrow
 
 STANDARD_INPUT = "-"
 _PARQUET = ".parquet"
+_PAGE = b"<!doctype html>"
 
 
 def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
@@ -122,6 +123,17 @@ def naming(path: Path | str, fix: str = "choose a place that is writable and has
         yield
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; {fix}") from error
+
+
+def require_page(option: str, path: Path) -> None:
+    """Raise ConfigError unless a page can be written here: to no file yet, or over an earlier page."""
+    require_file(option, path)
+    with naming(path, f"choose another {option}"):
+        if path.exists():
+            with path.open("rb") as file:
+                begin = file.read(len(_PAGE))
+            if begin.lower() not in (_PAGE, b""):
+                raise ConfigError(f"{option} {path}: the file is there and is no page: name another, such as page.html")
 
 
 def require_file(setting: str, path: Path, longest_suffix: str = "") -> None:

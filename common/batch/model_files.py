@@ -35,6 +35,7 @@ _READ_WHOLE = 2**26  # bytes
 _SAMPLE = 4096  # bytes of a tensor
 _LONGEST_HEADER = 100_000_000  # safetensors' own limit
 _FIX = "make it readable, or download it again"
+_FIRST_S, _LAST_S = -62135596800, 253402300799  # what a date can be: the years 1 to 9999
 
 
 def digests(folder: Path, *, with_weights: bool = True) -> dict[str, str] | None:
@@ -53,7 +54,10 @@ def last_change(folder: Path, *, with_weights: bool = True) -> str | None:
     if not folder.is_dir():
         return None
     youngest = max((path.stat().st_mtime for path in _files(folder, with_weights)), default=None)
-    return None if youngest is None else datetime.fromtimestamp(youngest, timezone.utc).isoformat(timespec="seconds")
+    if youngest is None:
+        return None
+    known = min(max(youngest, _FIRST_S), _LAST_S)  # a clock that was wrong may have set another
+    return datetime.fromtimestamp(known, timezone.utc).isoformat(timespec="seconds")
 
 
 def _files(folder: Path, with_weights: bool) -> list[Path]:

@@ -23,6 +23,7 @@ from common.batch.records import as_record
 from common.batch.sidecar import adopt_sidecar, lock_alone, lock_shared, write_identity, writing_alone
 from common.errors import ConfigError
 from common.parquet import as_parquet
+from common.scoring import summarize
 
 logger = logging.getLogger(__name__)
 Record = dict[str, Any]
@@ -177,6 +178,19 @@ def every_record(path: Path) -> Iterator[Record]:
             yield _to_record(line, f"{path}: line {number}")
 
 
+def records_to_resume(path: Path) -> Iterator[Record]:
+    """Yield the records, those that are there twice too. Raises ConfigError for one that somebody has edited into
+    something that cannot be summed, which would be noticed only once everything is decoded."""
+    for number, record in enumerate(every_record(path), start=1):
+        try:
+            if not isinstance(record["id"], (str, int)) or not isinstance(record.get("error", ""), str):
+                raise TypeError
+            summarize([record])
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError):
+            raise _no_record(f"{path}: line {number}") from None
+        yield record
+
+
 def write_table(path: Path, table: Path) -> None:
     """Write the lines of a finished output as a Parquet file too. Raises ConfigError."""
     with path.open("rb") as stream:
@@ -210,8 +224,12 @@ def _to_record(line: bytes, where: str) -> Record:
         record: Record = as_record(json.loads(line))
         record["id"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise ConfigError(f"{where} is not a result of a batch run: {FIX}") from None
+        raise _no_record(where) from None
     return record
+
+
+def _no_record(where: str) -> ConfigError:
+    return ConfigError(f"{where} is not a result of a batch run: remove it, {FIX}")
 
 
 def _is_first(record: Record, known: set[str]) -> bool:

@@ -19,7 +19,15 @@ from common.batch.files import input_and_output, metrics_path, real_file, requir
 from common.batch.identity import identity, recorded_input_bytes
 from common.batch.inputs import InputLine, read_input, read_lines, require_shareable
 from common.batch.lines import why_unused
-from common.batch.output import OutputFile, Record, every_record, join_output, read_records, start_output
+from common.batch.output import (
+    OutputFile,
+    Record,
+    every_record,
+    join_output,
+    read_records,
+    records_to_resume,
+    start_output,
+)
 from common.batch.progress import Progress
 from common.batch.records import likelihood_records, records
 from common.batch.source import is_read_once, shown
@@ -65,7 +73,7 @@ def run_batch(
         output = start_output(path, identity(profile, run, found), overwrite=overwrite, retry_errors=retry_errors)
     try:
         if output is not None:
-            pending = _pending(lines, [] if overwrite else every_record(path), path)
+            pending = _pending(lines, [] if overwrite else records_to_resume(path), path)
             if len(pending) > _MANY and source.limit is None:
                 logger.info("%d requests to decode: --set input.limit=20 takes the first 20 alone", len(pending))
         generator = _build(build, output) if pending or num_started() > 1 else None

@@ -78,11 +78,11 @@ def _output_files(files: Mapping[str, Path | None]) -> dict[str, Path]:
 
     Raises ConfigError for a place that cannot be written, and for two options of one file.
     """
-    from common.batch import real_file, require_file
+    from common.batch import real_file, require_file, require_page
 
     found = {option: real_file(path) for option, path in files.items() if path is not None}
     for option, path in found.items():
-        require_file(option, path)
+        (require_page if option == "--html" else require_file)(option, path)
     if len({path.resolve() for path in found.values()}) < len(found):
         raise ConfigError(f"{' and '.join(found)} name the same file: choose two")
     return found

@@ -14,8 +14,15 @@ _SYNTAX = {"*", "+", "?", "(", "(?:", ")", "|"}
 _ANGLES = (r"\<", r"\>")  # where a word begins and ends, to the library
 _ESCAPED = ['"', "\\", *map(chr, range(32)), *map(chr, range(0x7F, 0xA0))]  # of these, what JSON or its texts escape
 _SET_SYNTAX = re.compile(r"\[|&&|--|~~")  # of the library's sets, and letters to Python
-_LOOKS = re.compile(r"\(\?<?[=!]")
-_SPACED = re.compile(r"\(\?[a-z]*x")  # Python keeps white space in sets there, the library does not
+_NOT_COMPILED = {  # outside of sets; each with the way out
+    re.compile(r"\(\?<?[=!]"): "what looks ahead or back is not compiled: write out what the text is",
+    # Python keeps white space in sets there, the library does not.
+    re.compile(r"\(\?[a-z]*x"): "the flag x is not compiled: write the expression without white space and comments",
+    re.compile(r"\(\?#"): "a comment is not compiled: leave it out",
+    re.compile(r"\(\?>"): "(?> is not compiled: write (?:, without what keeps texts from matching",
+    re.compile(r"\(\?(?:P=|\()"): "what refers to another group is not compiled: write out what the text is",
+}
+_NO_ESCAPES = re.compile(r"\\[0-9N]")  # a group, a letter by its number or by its name
 _ENDS = {r"\A": "^", r"\Z": "$"}
 LETTERS = r'[^"\\\x00-\x1F\x7F-\x9F]'  # of a JSON string, as they are
 
@@ -38,7 +45,9 @@ def _atoms(regex: str) -> list[str]:
     require_short(regex)
     try:
         re.compile(regex)  # of two halves of a group, one might close what stands around them
-    except (re.error, RecursionError, OverflowError) as error:
+    except RecursionError:
+        raise ConfigError("its groups are nested too deeply to be read: write fewer in each other") from None
+    except (re.error, OverflowError) as error:
         raise ConfigError(f"it is no regular expression ({error})") from None
     atoms = _ATOM.findall(regex)
     for before, atom in zip(("", *atoms), atoms, strict=False):
@@ -49,11 +58,12 @@ def _atoms(regex: str) -> list[str]:
             raise ConfigError(
                 f"{atom:.60} is read in several ways: write \\ in front of [, &, - and ~ that are letters"
             )
+        if _NO_ESCAPES.match(atom):
+            raise ConfigError(rf"{atom} is not compiled: write the letters themselves, or their numbers as \x and \u")
     outside = "".join(atom for atom in atoms if atom[0] not in "\\[")
-    if _LOOKS.search(outside):
-        raise ConfigError("what looks ahead or back is not compiled: write out what the text is")
-    if _SPACED.search(outside):
-        raise ConfigError("the flag x is not compiled: write the expression without white space and comments")
+    for syntax, reason in _NOT_COMPILED.items():
+        if syntax.search(outside):
+            raise ConfigError(reason)
     return [_ENDS.get(atom, atom) for atom in atoms]
 
 

@@ -14,7 +14,7 @@ import typer
 
 from common.commands.arguments.found import load_both
 from common.config import DecodeConfig, DeviceProfile, RunConfig, as_yaml, given_value, shipped_names
-from common.errors import ConfigError, placed
+from common.errors import ConfigError, one_line, placed
 from common.hub import known_as
 from common.platforms import platform_of
 from common.processes import apply_environment, check_started, global_rank, num_started_here, resolve_mesh
@@ -105,7 +105,8 @@ def save_run_file(path: Path | None, run: RunConfig) -> None:
         raise ConfigError(f"--save-run {path}: it is there already; start it (lopa run {path}), or choose another name")
     # A repository by its name, at this very commit.
     named = {key: known_as(folder) for key in HUB_KEYS if (folder := getattr(run, key)) is not None}
-    started_by = f"# Start it by `lopa run {path}`, `lopa serve {path}` or `lopa chat {path}`.\n"
+    name = one_line(str(path))  # whose line ends would end the comment
+    started_by = f"# Start it by `lopa run {name}`, `lopa serve {name}` or `lopa chat {name}`.\n"
     try:
         write_whole(path, (started_by + as_yaml(run.model_copy(update=named))).encode())
     except OSError as error:

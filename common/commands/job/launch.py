@@ -116,8 +116,15 @@ def start_here(job: Job) -> int:
     return supervise(job.torchrun + job.worker, job.nodes, job.num_here)
 
 
+_YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+
+
 def is_dry_run(environment: Mapping[str, str]) -> bool:
-    return environment.get("DRY_RUN", "").lower() in ("1", "true", "yes")
+    """Whether commands are to be printed and nothing started. Raises ConfigError for what says neither."""
+    given = environment.get("DRY_RUN", "").strip().lower()
+    if given not in (*_YES, *_NO):
+        raise ConfigError(f"DRY_RUN is {given!r}: set it to true, which prints what would start, or unset it")
+    return given in _YES
 
 
 def _num_cpus() -> int:

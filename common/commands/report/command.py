@@ -24,15 +24,17 @@ def report(
     It shows accuracy over TPF, TPF over k, tokens per second, which branch won, windows, and, where a result of
     scripts/bench.sh lies in the folder, the time of a step by part. The page is one file without anything external.
     """
-    from common.batch import real_file, require_file
+    from common.batch import real_file, require_file, require_page
     from common.commands.report.page import write_report
 
     folder = results if results.is_dir() else results.parent
     page = real_file(output or folder / "report.html")
     markdown = real_file(page.with_suffix(".md"))
-    for path in (page, markdown):
-        require_file("--output", path)
     if page == markdown:
         raise ConfigError(f"--output {page}: .md is for the tables that are written beside the page: name an HTML file")
+    require_page("--output", page)
+    require_file("--output", markdown)
+    if output is not None and markdown.exists() and not page.exists():
+        raise ConfigError(f"--output {page}: its tables would replace {markdown}, which is there: choose another name")
     write_report(results, page, markdown)
     typer.echo(f"written: {page} and {markdown}", err=True)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,32 @@ def test_a_half_line_is_cut_off_and_done_again(cpu: DeviceProfile, run: RunConfi
         output_path(run).write_bytes(whole[:cut])
         execute(cpu, run)
         assert Counter(record["id"] for record in records(run)) == Counter(range(3))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda record: {"id": record["id"]},
+        lambda record: record | {"seconds": "1"},
+        lambda record: record | {"steps": None},
+        lambda record: record | {"seconds": 10**400},
+        lambda record: record | {"windows": {"x": 1}},
+        lambda record: record | {"id": [1]},
+        lambda record: {"id": record["id"], "error": 5},
+    ],
+)
+def test_a_record_that_somebody_has_edited_is_named_before_anything_is_decoded(
+    cpu: DeviceProfile, run: RunConfig, edit: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    write_input(run, [{"prompt": "a"}, {"prompt": "b"}])
+    execute(cpu, run)
+    first, second = records(run)
+    output_path(run).write_text(f"{json.dumps(first)}\n{json.dumps(edit(second))}\n")
+    with pytest.raises(ConfigError, match=r"line 2 is not a result of a batch run: remove it, choose"):
+        run_batch(cpu, run, lambda: pytest.fail("the model was loaded"))
+    output_path(run).write_text(f"{json.dumps(first)}\n")
+    execute(cpu, run)
+    assert records(run)[0] == first and len(records(run)) == 2
 
 
 def test_a_half_line_of_a_killed_writer_is_cut_off_by_the_next_one(tmp_path: Path) -> None:

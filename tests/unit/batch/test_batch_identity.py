@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +237,14 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     assert digests(tmp_path) == {}
     assert digests(tmp_path / "absent") is None
+
+
+@pytest.mark.parametrize(("seconds", "year"), [(4e11, "9999"), (-4e11, "0001"), (0.0, "1970")])
+def test_a_file_of_a_clock_that_was_wrong_has_a_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, year: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    is_folder = os.stat_result((stat.S_IFDIR, *[0] * 6, seconds, seconds, seconds))
+    monkeypatch.setattr(Path, "stat", lambda *_, **__: is_folder)
+    monkeypatch.setattr(model_files, "_files", lambda *_: [tmp_path / "config.json"])
+    assert (model_files.last_change(tmp_path) or "").startswith(year)

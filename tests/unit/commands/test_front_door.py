@@ -24,7 +24,7 @@ from common.commands.arguments.shorthands import AT_ONCE, DECODING, LIMIT, OUTPU
 from common.commands.chat import _prompts
 from common.commands.filling import Filling
 from common.commands.main import app
-from common.config import find_config, load_profile, load_profile_and_run, load_run
+from common.config import RunConfig, find_config, load_profile, load_profile_and_run, load_run
 from common.errors import ConfigError
 from common.tables import counted
 
@@ -216,6 +216,12 @@ def test_a_saved_run_means_what_was_given(tmp_path: Path) -> None:
     save_run_file(tmp_path / "preset.yaml", preset)
     assert load_run(tmp_path / "preset.yaml").decode == preset.decode, "whatever becomes of the preset"
     assert "preset" not in yaml.safe_load((tmp_path / "preset.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", ["a\nseed: 5\n", "a\x85b", "\u2028", "\udcff"])
+def test_a_saved_run_is_the_same_whatever_its_file_is_called(tmp_path: Path, name: str) -> None:
+    save_run_file(tmp_path / name, RunConfig(model="m"))
+    assert load_run(tmp_path / name) == RunConfig(model="m")
 
 
 # lopa run

@@ -203,3 +203,14 @@ def test_an_interrupt_before_anything_is_started_is_one_sentence(
     monkeypatch.setattr(job, "plan_job", interrupt)
     assert job.main(["run", "cpu", "demo"]) == 130
     assert capsys.readouterr().err == "lopa: stopped by SIGINT\n"
+
+
+@pytest.mark.parametrize("command", [["run", "cpu", "demo"], ["evaluate", "cpu", "demo", "demo"]])
+def test_a_dry_run_that_says_neither_yes_nor_no_starts_nothing(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DRY_RUN", "ture")
+    assert job.main(command) == 2
+    assert capsys.readouterr().err == (
+        "lopa: DRY_RUN is 'ture': set it to true, which prints what would start, or unset it\n"
+    )

@@ -81,6 +81,22 @@ def test_what_the_library_reads_otherwise_is_refused(regex: str) -> None:
         COMPILER.automaton(Format("regex", regex))
 
 
+@pytest.mark.parametrize(
+    ("regex", "why"),
+    [
+        ("(" * 500 + "a" + ")" * 500, "nested too deeply"),
+        ("(?#b)a", "a comment is not compiled"),
+        ("(a)(?(1)b|c)", "refers to another group"),
+        ("(?P<a>b)(?P=a)", "refers to another group"),
+        (r"(a)\1", r"\1 is not compiled"),
+        (r"\0", r"\0 is not compiled"),
+    ],
+)
+def test_what_the_library_has_no_word_for_is_named(regex: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        COMPILER.automaton(Format("regex", regex))
+
+
 @pytest.mark.parametrize("regex", ["(?:yes)?+yes", "[0-9]*+7", "a{2}+", "a{,3}+", r"\?++"])
 def test_a_quantifier_that_gives_nothing_back_is_refused(regex: str) -> None:
     with pytest.raises(ConfigError, match=r"leave the \+ out|no regular expression"):  # Python 3.10 has none of them

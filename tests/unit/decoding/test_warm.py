@@ -73,3 +73,10 @@ def test_loops_run_where_their_machine_code_is_not_kept(tmp_path: Path) -> None:
     script = "from common.decoding.scheduling import warm; warm.warm_up(); warm.warm_up(); print('done')"
     done = python("-c", script, env={"LOPA_LOOPS_FOLDER": str(taken)}, check=True)
     assert done.stdout == "done\n"
+
+
+def test_loops_run_as_python_where_a_variable_keeps_numba_from_loading() -> None:
+    script = "from common.compiled import IS_COMPILED; print(IS_COMPILED)"
+    done = python("-c", script, env={"NUMBA_NUM_THREADS": "0"})
+    assert done.stdout == "False\n", done.stderr
+    assert "numba cannot be loaded (Number of threads specified must be > 0.): correct the variables" in done.stderr

@@ -243,6 +243,16 @@ def test_a_page_is_not_replaced_by_its_tables(results: Path) -> None:
     assert not (results / "page.md").exists()
 
 
+@pytest.mark.parametrize("name", ["o.jsonl", "sweep.json", "README.html"])
+def test_a_page_replaces_pages_alone(results: Path, name: str) -> None:
+    (results / "README.md").write_text("# Mine\n")
+    (results / "o.jsonl").write_text('{"id": 1}\n')
+    before = {path.name: path.read_bytes() for path in results.iterdir()}
+    done = CliRunner().invoke(app, ["report", str(results), "--output", str(results / name)])
+    assert isinstance(done.exception, ConfigError) and "another" in str(done.exception)
+    assert {path.name: path.read_bytes() for path in results.iterdir()} == before
+
+
 def test_a_board_that_is_being_written_to_can_be_reported(results: Path, cpu: DeviceProfile, run: RunConfig) -> None:
     sweep = sweep_of(cpu, run, {"tau 0.8, k 0": DecodeConfig(skip_threshold=0.8, num_lookahead=0)})
     Board(sweep).begin(sweep.points)
