@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from common.scoring import summarize
 logger = logging.getLogger(__name__)
 Record = dict[str, Any]
 _FSYNC_EVERY_S = 5.0
+_SUMMED_AT_ONCE = 1000  # records
 # Line ends to str.splitlines, which readers of the file may use; JSON writes them as they are, all others escaped.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
@@ -181,14 +183,21 @@ def every_record(path: Path) -> Iterator[Record]:
 def records_to_resume(path: Path) -> Iterator[Record]:
     """Yield the records, those that are there twice too. Raises ConfigError for one that somebody has edited into
     something that cannot be summed, which would be noticed only once everything is decoded."""
-    for number, record in enumerate(every_record(path), start=1):
-        try:
-            if not isinstance(record["id"], (str, int)) or not isinstance(record.get("error", ""), str):
-                raise TypeError
-            summarize([record])
-        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError):
-            raise _no_record(f"{path}: line {number}") from None
-        yield record
+    records, first = every_record(path), 1
+    while some := list(islice(records, _SUMMED_AT_ONCE)):
+        if not _can_be_summed(some):
+            number = next((n for n, record in enumerate(some, first) if not _can_be_summed([record])), first)
+            raise _no_record(f"{path}: line {number}")
+        yield from some
+        first += len(some)
+
+
+def _can_be_summed(records: list[Record]) -> bool:
+    try:
+        summarize(records)
+        return all(isinstance(r["id"], (str, int)) and isinstance(r.get("error", ""), str) for r in records)
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError):
+        return False
 
 
 def write_table(path: Path, table: Path) -> None:
