@@ -57,18 +57,14 @@ def measured(model: str, format_name: str) -> dict[str, Any]:
 def steps_table(model: str, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     name, _, num_experts = PRESETS[model.removesuffix(ON_TWO)]
     of = {format_name: {shape["rows"]: shape for shape in run["shapes"]} for format_name, run in found.items()}
-
-    def ms(format_name: str, rows: int) -> float | None:
-        return of[format_name][rows]["device_ms"] if format_name in of else None
-
-    rows = []
-    for number, bf16 in of["bf16"].items():
-        floor = max(bf16["weight_floor_ms"], bf16["matrix_floor_ms"])
-        fp8 = ms("fp8", number)
-        rows.append([
-            f"{number} x {bf16['width']}", bf16["device_ms"], floor, ms("w8a8", number), fp8,
-            None if fp8 is None else bf16["device_ms"] / fp8, bf16["experts_hit"],
-        ])  # fmt: skip
+    rows = [
+        [
+            f"{rows} x {bf16['width']}", bf16["device_ms"], max(bf16["weight_floor_ms"], bf16["matrix_floor_ms"]),
+            of["w8a8"][rows]["device_ms"], of["fp8"][rows]["device_ms"],
+            bf16["device_ms"] / of["fp8"][rows]["device_ms"], bf16["experts_hit"],
+        ]
+        for rows, bf16 in of["bf16"].items()
+    ]  # fmt: skip
     columns = [
         ["requests x block", ""], ["bf16, ms", ".2f"], ["floor in bf16, ms", ".2f"], ["w8a8, ms", ".2f"],
         ["fp8, ms", ".2f"], ["fp8: times as fast", ".2f"], ["experts hit", ".0f"],
@@ -90,9 +86,7 @@ def records(found: dict[str, dict[str, Any]], gpus: str = "") -> dict[str, Any]:
     for claim, its, its_tpf, format_name, accepted in CLAIMS:
         run = found[format_name]
         (one,) = (shape for shape in run["shapes"] if shape["rows"] == 1)
-        decode = next((steps for steps in run["steps"] if steps["accepted"] == accepted), None)
-        if decode is None:
-            continue
+        (decode,) = (steps for steps in run["steps"] if steps["accepted"] == accepted)
         tps = 1000 * decode["tpf"] / one["call_ms"]
         rows.append([claim, its, its_tpf, format_name + gpus, decode["tpf"], tps, decode["tps"], tps / its])
     columns = [
