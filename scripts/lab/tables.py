@@ -51,6 +51,7 @@ def tables() -> dict[str, str]:
         for part, found in result.get("tables", {}).items()
     }
     made |= {f"study/{name}": text for name, text in study.tables(results["study"]).items()}
+    made |= {f"study/{name}": text for name, text in side_by_side(results["study"]).items()}
     made |= {name: write(results) for name, write in _WRITERS.items()}
     made |= {f"{name}/short": short(results, name, view) for name, view in VIEWS.items()}
     return made
@@ -97,6 +98,21 @@ def short(results: Mapping[str, Result], name: str, view: View) -> str:
     source = {key: result[key] for key in ("card", "commit") if key in result}
     source |= {"conditions": view.conditions} if view.conditions else {}
     return table({**source, "columns": columns, "rows": rows})
+
+
+def side_by_side(sections: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tables of sweeps that two models or two kinds of problems have."""
+    pairs = {
+        "math_and_code": {"math": "demo", "code": "demo_code"},
+        "both_models": {"demo_block": "demo_block", "distilled": "demo_block_distilled"},
+    }
+    made = {}
+    for name, runs in pairs.items():
+        for sweep in sorted({key.partition("/")[2] for key in sections}):
+            found = {label: sections[f"{run}/{sweep}"] for label, run in runs.items() if f"{run}/{sweep}" in sections}
+            if len(found) == len(runs):
+                made[f"{name}/{sweep}"] = study.side_by_side(found)
+    return made
 
 
 def front(results: Mapping[str, Result]) -> str:

@@ -25,7 +25,30 @@ def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
+def _replayed(of: str, command: str) -> View:
+    """A pace's table at fewer loads."""
+    return View(
+        _same("setting", *(f"{n} at once" for n in (1, 4, 16, 64, 256)), "rising and falling", "least"),
+        conditions=f"Tokens/s, replayed. {of}. Pass times: Dream-7B's shapes, one H100, from docs/results/"
+        f"methods_demo.json. Least: the lowest share of a pace's fastest way, at any load, those of the result file "
+        f"too. `python -m scripts.lab.pace {command}`",
+    )
+
+
+_METHODS = View(
+    _same("setting", "right, %", "against k = 0", "tokens a pass", *(f"tokens/s, {n} at once" for n in (1, 4, 16)))
+)
+
 VIEWS: Mapping[str, View] = {
+    "pace/speeds": _replayed(
+        "demo in float32 on the first 150 held-out math and 150 code problems, decoded at f381368",
+        "outputs/pace/math outputs/pace/code",
+    ),
+    "pace_plain/speeds": _replayed(
+        "demo_plain in float32 on the first 200 held-out math and 200 code problems, decoded at a40dbcd",
+        "outputs/pace_plain/math outputs/pace_plain/code --to docs/results/pace_plain.json",
+    ),
+    **dict.fromkeys(("methods_demo/math", "methods_demo/code", "methods_plain/math", "methods_plain/code"), _METHODS),
     "structured_demo": View(
         _same("held to", "correct", "ended", "tokens", "passes"),
         where={"k": (7,)},

@@ -163,12 +163,28 @@ def tables(results: Mapping[str, Any]) -> dict[str, str]:
 
 
 def table(section: Mapping[str, Any]) -> str:
-    headings = ["setting", "right", "accuracy", "against the base", "TPF effective", "gain", "steps", "rows a step"]
+    headings = ["setting", "right, %", "against the base, points", "TPF", "gain, %", "rows a step"]
     rows = [list(_cells(row, section["base"])) for row in section["rows"]]
     if all("step_ms" in row for row in section["rows"]):
         headings.append("ms a step")
         rows = [[*cells, f"{row['step_ms']:.2f}"] for cells, row in zip(rows, section["rows"], strict=True)]
     return written(headings, rows)
+
+
+def side_by_side(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write the settings that all sections have, with accuracy and TPF in each, under the sections' names."""
+    found = [{row["name"]: row for row in section["rows"]} for section in sections.values()]
+    headings = ["setting"]
+    for name in sections:
+        headings += [f"{name}: right, %", "against the base, points", "TPF"]
+    rows = []
+    for name in (name for name in found[0] if all(name in section for section in found)):
+        cells = [name]
+        for section, points in zip(sections.values(), found, strict=True):
+            cells += _right(points[name], section["base"])
+            cells.append(f"{points[name]['tpf_effective']:.2f}")
+        rows.append([*cells, ", ".join(_rows_per_step(points[name]) for points in found)])
+    return written([*headings, "rows a step"], rows)
 
 
 def written(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -203,24 +219,25 @@ def foresight_table(part: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, Any], base: str | None) -> Iterator[str]:
-    is_base = row["name"] == base
-    yield f"{row['name']} (base)" if is_base else row["name"]
-    if row["correct"] is None:
-        yield from ("-", "-")
-    else:
-        yield f"{row['correct']} of {row['requests']}"
-        yield _accuracy(row)
-    yield _interval(row.get("accuracy_gain"), "points")
+    yield row["name"]
+    yield from _right(row, base)
     yield f"{row['tpf_effective']:.2f}"
-    yield _interval(row.get("gain"), "%")
-    yield f"{row['steps']:.1f}"
-    yield "-" if row["rows_per_step"] is None else f"{row['rows_per_step']:.1f}"
+    yield _interval(row.get("gain"))
+    yield _rows_per_step(row)
 
 
-def _interval(interval: Sequence[float] | None, unit: str) -> str:
-    if interval is None:
-        return "-"
-    return f"{in_points(interval)} {unit}"
+def _right(row: Mapping[str, Any], base: str | None) -> tuple[str, str]:
+    """How many are right, and how many more than with the base."""
+    accuracy = "-" if row["correct"] is None else _accuracy(row).removesuffix(" %")
+    return accuracy, "base" if row["name"] == base else _interval(row.get("accuracy_gain"))
+
+
+def _rows_per_step(row: Mapping[str, Any]) -> str:
+    return "-" if row["rows_per_step"] is None else f"{row['rows_per_step']:.1f}"
+
+
+def _interval(interval: Sequence[float] | None) -> str:
+    return "-" if interval is None else in_points(interval)
 
 
 def main() -> None:

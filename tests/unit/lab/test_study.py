@@ -58,7 +58,7 @@ def test_points_are_compared_problem_by_problem_with_their_base(tmp_path: Path) 
     value, low, high = other["accuracy_gain"]
     assert value == 0.25 and low == 0.0 < high
     table = page.table(section)
-    assert "| k = 1, tau 0.9 | 4 of 4 | 100.0 ± 10.0 % | +25.0" in table
+    assert "| k = 1, tau 0.9 | 100.0 ± 10.0 | +25.0" in table
     assert "| ms a step |" in table and table.splitlines()[-1].endswith("| 4.00 |"), "20 ms and 5 steps a request"
 
 
@@ -195,3 +195,19 @@ def test_the_first_table_sets_both_kinds_of_problems_side_by_side() -> None:
     assert lines[2] == "| most accurate without lookahead | 90.0 ± 2.0 % | 3.00 | 79.0 ± 2.0 % | 4.00 |"
     assert lines[5] == "| LoPA, k = 7 | 87.0 ± 2.0 % | 6.00 | 77.0 ± 2.0 % | 6.00 |"
     assert len(lines) == 7
+
+
+def test_two_sections_stand_side_by_side_with_the_settings_of_both() -> None:
+    def row(name: str, correct: int, **more: Any) -> dict[str, Any]:
+        return {"name": name, "requests": 10, "correct": correct, "standard_error": 0.1, "tpf_effective": 2.5,
+                "rows_per_step": 1.0, **more}  # fmt: skip
+
+    math = {"base": "k = 0", "rows": [row("k = 0", 8), row("k = 7", 9, accuracy_gain=[0.1, 0.0, 0.2]), row("own", 1)]}
+    code = {"base": "k = 7", "rows": [row("k = 7", 7), row("k = 0", 6, accuracy_gain=[-0.1, -0.3, 0.1])]}
+    study = {"demo/sweep": math, "demo_code/sweep": code, "demo/alone": math}
+    found = tables.side_by_side(study)
+    assert list(found) == ["math_and_code/sweep"]
+    assert found["math_and_code/sweep"].splitlines()[2:] == [
+        "| k = 0 | 80.0 ± 10.0 | base | 2.50 | 60.0 ± 10.0 | -10.0 (-30.0 to +10.0) | 2.50 | 1.0, 1.0 |",
+        "| k = 7 | 90.0 ± 10.0 | +10.0 (+0.0 to +20.0) | 2.50 | 70.0 ± 10.0 | base | 2.50 | 1.0, 1.0 |",
+    ]
