@@ -51,7 +51,6 @@ except ValueError as error:  # NUMBA_NUM_THREADS=0
     )
 
 IS_COMPILED = numba is not None
-HAS_ALL = "has_all"  # a file in the folder of machine code, once all that a start compiles is there
 SLOW = (
     "numba is not installed or switched off, so the scheduler's loops run as Python: milliseconds a step instead of "
     "microseconds. pip install numba"
@@ -136,16 +135,15 @@ def records(array: npt.NDArray[Any]) -> Records:
 @cache
 def machine_code_folder() -> str:
     """Return a folder for the machine code of these sources; "" where none can be written."""
-    root, digest = Path(__file__).parent, hashlib.blake2b(digest_size=8)
-    for pattern in _SOURCES:
-        for path in sorted(root.glob(pattern)):
-            digest.update(path.read_bytes())
+    digest = hashlib.blake2b(digest_size=8)
+    for path in _sources():
+        digest.update(path.read_bytes())
     folder = user_folder("LOPA_LOOPS_FOLDER", "loops") / digest.hexdigest()
     try:
         for part in (folder, folder / "inner"):
             part.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=part).close()
-        if not (folder / HAS_ALL).exists() and shutil.disk_usage(folder).free < _LEAST_FREE:
+        if not all_kept(folder).exists() and shutil.disk_usage(folder).free < _LEAST_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         logger.warning(
@@ -155,3 +153,18 @@ def machine_code_folder() -> str:
         )  # fmt: skip
         return ""
     return str(folder)
+
+
+def all_kept(folder: Path) -> Path:
+    """Return the file that lies in the folder of machine code once all that a start compiles is there.
+
+    Numba keeps machine code by the place and the time of a source, so another checkout of the same sources has a file
+    of its own.
+    """
+    stamps = "".join(f"{path} {path.stat().st_mtime_ns}\n" for path in _sources())
+    return folder / f"has_all_{hashlib.blake2b(stamps.encode(), digest_size=8).hexdigest()}"
+
+
+def _sources() -> list[Path]:
+    root = Path(__file__).parent
+    return [path for pattern in _SOURCES for path in sorted(root.glob(pattern))]

@@ -15,7 +15,7 @@ from threading import Thread
 
 import numpy as np
 
-from common.compiled import HAS_ALL, IS_COMPILED, SLOW, machine_code_folder
+from common.compiled import IS_COMPILED, SLOW, all_kept, machine_code_folder
 from common.config import DecodeConfig
 from common.constraints import NEVER, Automaton
 from common.decoding.plan import ClassField, ClassStatistics, Predictions
@@ -100,7 +100,7 @@ def _decoded(
 def _one_process_at_a_time() -> Iterator[None]:
     """Let the first process of a machine compile, and the others read what it has made, side by side."""
     folder = machine_code_folder()
-    has_all = Path(folder, HAS_ALL)
+    has_all = all_kept(Path(folder))
     with ExitStack() as stack:
         with suppress(OSError):
             if folder and not has_all.exists():  # else each compiles for itself

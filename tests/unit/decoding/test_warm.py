@@ -4,9 +4,10 @@ code cannot be kept."""
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import pytest
-from started import python
+from started import ROOT, python
 
 from common.compiled import IS_COMPILED
 
@@ -46,10 +47,27 @@ warm.warm_up = lambda: None
 print("folder", repr(machine_code_folder()))
 """
 
+KEPT = """
+from pathlib import Path
+from common.compiled import all_kept, machine_code_folder
+print(machine_code_folder(), all_kept(Path(machine_code_folder())).name)
+"""
+
 
 def test_requests_have_nothing_compiled() -> None:
     done = python("-c", AFTER, check=True)
     assert done.stdout == "[] True\n"
+
+
+def test_another_checkout_of_the_same_sources_is_told_to_compile(tmp_path: Path) -> None:
+    """Numba keeps machine code by the place of a source: what one checkout has compiled the other one lacks."""
+    copytree(ROOT / "common", tmp_path / "common", ignore=ignore_patterns("__pycache__"))
+    env = {"LOPA_LOOPS_FOLDER": str(tmp_path / "loops")}
+    first, again = (python("-c", KEPT, env=env, check=True).stdout.split() for _ in range(2))
+    other = python("-c", KEPT, cwd=tmp_path, env={**env, "PYTHONPATH": str(tmp_path)}, check=True).stdout.split()
+    assert first == again
+    assert other[0] == first[0], "the folder goes by what the sources say"
+    assert other[1] != first[1], "a mark goes by where they are"
 
 
 @pytest.mark.parametrize("kind", ["a file", "below a file", "full"])
