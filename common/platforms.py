@@ -120,8 +120,8 @@ class Platform:
         """Tiles of the run's model, measured on this device; a line for every finding. Raises ConfigError where the
         engine has none, ConfigError, MissingCapability or EngineError where they cannot be measured."""
         raise ConfigError(
-            f"profile {profile.name} is for device {profile.device}, and tiles are of the kernels of device cuda: name "
-            "another, such as h200_tp1_bp1"
+            f"profile {profile.name} is for device {profile.device}, and only CUDA kernels have tiles to tune: name a "
+            "profile of a GPU, such as --profile cuda"
         )
 
 

@@ -117,7 +117,7 @@ def _device(profile: DeviceProfile) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise MissingCapability(
-            f"profile {profile.name} needs a CUDA device and none is visible; use configs/profiles/cpu.yaml"
+            f"profile {profile.name} needs a CUDA device and none is visible: name another, such as --profile cpu"
         )
     if local_rank() >= torch.cuda.device_count():
         raise MissingCapability(

@@ -25,6 +25,8 @@ from common.parquet import MAGIC, read_as_lines
 
 logger = logging.getLogger(__name__)
 _FIX = "give a JSONL file with one request a line, after MODEL or as input.path"
+_DATA = "data"  # the folder from which the shipped runs of benchmarks read
+_BENCHMARK_FIX = "docs/evaluation.md says how to write the benchmarks' files; or name another after MODEL"
 _GZIP = b"\x1f\x8b"
 # What a file begins with, what it then is, and what unpacks it.
 _PACKED = (
@@ -69,7 +71,7 @@ def _open(path: str) -> io.BufferedReader:
     file = Path(path)
     if not file.is_file():
         found = "a folder" if file.is_dir() else "a device" if file.exists() else "no such input file"
-        raise ConfigError(f"{path}: {found}; {_FIX}")
+        raise ConfigError(f"{path}: {found}; {_BENCHMARK_FIX if file.parts[:1] == (_DATA,) else _FIX}")
     return file.open("rb")
 
 

@@ -28,8 +28,10 @@ _Names = Optional[list[str]]  # noqa: UP045  typer reads this at run time, on Py
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP} - is the sweep's own.")],
-    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="Settings to compare: a YAML file of configs/sweeps.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP} - takes the run that the sweep names.")],
+    sweep: Annotated[
+        str, typer.Argument(metavar="SWEEP", help="Settings to compare: a YAML file, or a name from configs/sweeps.")
+    ],
     profile: ProfileOption = None,
     set: SetOption = None,
     row: Annotated[_Names, typer.Option("--row", metavar="NAME", help="Run this row only. Repeatable.")] = None,
@@ -39,9 +41,9 @@ def evaluate(
 ) -> None:
     """Decode one input under several settings and print a row for each: accuracy, TPF, steps, TPS, latency.
 
-    The model is loaded once. Every setting has its own output file in a folder named after output.path, so a sweep
-    that was stopped goes on where it was. scripts/sweep.sh goes on with the others where one fails, and starts each
-    profile of a sweep that names several.
+    The model is loaded once. Every setting has its own output file in a folder named after output.path, so a stopped
+    sweep goes on where it was. scripts/sweep.sh goes on with the other settings if one fails, and takes sweeps that
+    name several profiles.
     """
     chosen = load_sweep(
         find_config("sweeps", sweep), profile, model, allowing(set, allow_code_execution), row or (), profile_here()

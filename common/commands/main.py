@@ -48,7 +48,7 @@ from quant.errors import QuantizationError
 app = typer.Typer(
     name="lopa",
     help="Decode text with diffusion language models, several lookahead branches at a time (LoPA).\n\n"
-    "MODEL is a model's folder, hf://OWNER/NAME, or demo, the shipped one; or a run, which names a model with its "
+    "MODEL is a model's folder, hf://OWNER/NAME, or demo (it ships); or a run, which names a model with its "
     "settings: a YAML file, or a name from configs/runs. --profile says what runs it, else this machine's.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -51,7 +51,7 @@ def run(
         OptionalText,
         typer.Argument(
             metavar="PROMPT",
-            help="A text to answer, or a JSONL or Parquet file of them (- is standard input); else the run's own.",
+            help="A text, or a JSONL or Parquet file of requests; - is standard input. Without it the run's input.",
         ),
     ] = None,
     profile: ProfileOption = None,
@@ -62,19 +62,26 @@ def run(
     details: Annotated[bool, typer.Option("--details", help="Print every number, with what it means.")] = False,
     ray: Annotated[
         OptionalText,
-        typer.Option("--ray", metavar="ADDRESS", help="Decode a file on a Ray cluster; local: one on this machine."),
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Decode a file on the Ray cluster at this address; local starts one on this machine.",
+        ),
     ] = None,
     replicas: Annotated[
-        OptionalCount, typer.Option("--replicas", metavar="N", min=1, help="Actors of --ray, each with its devices.")
+        OptionalCount,
+        typer.Option(
+            "--replicas", metavar="N", min=1, help="With --ray: the number of actors, each with devices of its own."
+        ),
     ] = None,
     save_run: SaveRunOption = None,
 ) -> None:
     """Answer one prompt, or decode a file of requests; start it again to resume.
 
-    A file's lines or rows have `prompt`, `messages` or `question`, or are of an OpenAI batch file. Answers go to
-    --output, one line a request, or a Parquet file once all are there, and metrics beside it. A profile of several
-    processes, such as cuda_bp2 for two GPUs, is started by scripts/run_batch.sh PROFILE MODEL; DRY_RUN=true before it
-    prints how.
+    A line or row of a file has `prompt`, `messages` or `question`, or is one of an OpenAI batch file. Answers go to
+    --output, one line for each request (a Parquet file is written at the end), with metrics beside it. For a profile
+    of several processes, such as cuda_bp2 for two GPUs, use scripts/run_batch.sh PROFILE MODEL; with DRY_RUN=true in
+    front it prints the commands and starts nothing.
     """
     if overwrite and retry_errors:
         raise ConfigError("--retry-errors: --overwrite decodes all requests once more: leave one of them out")

@@ -48,22 +48,27 @@ def serve(
     api_key_file: Annotated[
         OptionalText,
         typer.Option(
-            "--api-key-file", help="A file with one API key a line; so has LOPA_API_KEYS.", callback=_not_empty
+            "--api-key-file",
+            help="A file with one API key on each line, besides those in LOPA_API_KEYS.",
+            callback=_not_empty,
         ),
     ] = None,
     otlp_traces_endpoint: Annotated[
         OptionalText,
         typer.Option(
-            "--otlp-traces-endpoint", metavar="URL", help="Where a collector takes traces.", callback=_not_empty
+            "--otlp-traces-endpoint",
+            metavar="URL",
+            help="Send OpenTelemetry traces to this collector.",
+            callback=_not_empty,
         ),
     ] = None,
     save_run: SaveRunOption = None,
 ) -> None:
     """Answer requests over HTTP, as OpenAI's API does, until SIGTERM or Ctrl-C.
 
-    The settings are a request's defaults. A run file's input and output are not used. A profile whose replicas have
-    several processes, such as cuda_bp2 for two GPUs, is started by scripts/serve.sh PROFILE MODEL; DRY_RUN=true
-    before it prints how.
+    The settings are the defaults of a request. A run file's input and output are not used. For a profile whose
+    replicas have several processes, such as cuda_bp2 for two GPUs, use scripts/serve.sh PROFILE MODEL; with
+    DRY_RUN=true in front it prints the commands and starts nothing.
     """
     from common.serving import REPLICA, starts_replicas
     from common.serving import serve as serve_run

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from common.errors import ConfigError, did_you_mean, why_no_file
+from common.errors import NO_SUCH_FILE, ConfigError, did_you_mean, why_no_file
 from common.hub import HubName, fetch, is_hub_name, scheme_hint
 
 Kind = Literal["profiles", "runs", "sweeps", "presets"]
@@ -56,8 +56,11 @@ def find_config(kind: Kind, name: str | Path) -> Path:
         other = next((other for other in _KINDS if str(name) in shipped_names(other)), None)
         hint = f"it is one of the {other}; " if other else did_you_mean(Path(name).stem, known)
         of_hub = scheme_hint(str(name)) if kind == "runs" else None
+        why = why_no_file(Path(name))
+        if kind == "runs" and why == NO_SUCH_FILE:
+            why += " or folder"
         raise ConfigError(
-            f"{name}: {why_no_file(Path(name))}, and not one of the {kind} in {folder} ({hint}{', '.join(known)})"
+            f"{name}: {why}, and not one of the {kind} in {folder} ({hint}{', '.join(known)})"
             f"{'' if of_hub is None else f'; {of_hub}'}"
         )
     return found

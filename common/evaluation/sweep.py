@@ -62,7 +62,7 @@ def print_board(board: Board) -> None:
     definition = DEFINITIONS["area_under_accuracy"].removeprefix("AUP: ")
     remarks = [] if area is None else [f"AUP {area:.1f}, accuracy and speed in one number: {definition}"]
     folder = board.path.parent
-    remarks.append(f"written to {folder}/sweep.md, sweep.csv and sweep.json; a page of it: lopa report {folder}")
+    remarks.append(f"written to {folder}/sweep.md, sweep.csv and sweep.json; lopa report {folder} makes a page of it")
     print_table(headings, cells, remarks)
 
 
@@ -85,7 +85,9 @@ def _noted(board: Board, point: SweepPoint, title: str, is_first: bool) -> Itera
         return
     seconds = board.seconds_left()
     logger.info(
-        "%s%s", title, "" if seconds is None else f", ETA {timedelta(seconds=round(seconds))} if points take alike"
+        "%s%s",
+        title,
+        "" if seconds is None else f", ETA {timedelta(seconds=round(seconds))} if all points take as long",
     )
     board.run(point.name)
     try:

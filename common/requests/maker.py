@@ -147,5 +147,5 @@ class RequestMaker:
                 field = "block_size"
         fix = "shorten the prompt"
         if num_prompt_tokens < self.max_model_len:
-            fix += f", or {'lower' if canvas_field is None else 'shorten'} it"
+            fix += f", or {'lower' if canvas_field is None else 'shorten the'} {field}"
         raise RequestError(field, f"{what} are more than the model's context of {self.max_model_len} tokens: {fix}")

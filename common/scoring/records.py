@@ -23,8 +23,8 @@ DEFINITIONS = {
     "wins_by_branch": "steps won by each branch: first the anchor, then the lookaheads from the surest one on",
     "windows": "steps by the positions that the winner computed in them; the first step, with the prompt, left out",
     "this_start": "requests finished since this start; aggregate: all their tokens / wall time, loading excluded",
-    "area_under_accuracy": "AUP: area under accuracy (in %) over effective TPF, each accuracy weighted by "
-    "exp(-3 (1 - it / the best)), settings more than 5 points below the slowest left out",
+    "area_under_accuracy": "AUP: the area under the curve of accuracy (in %) over effective TPF. An accuracy is "
+    "multiplied by exp(-3 (1 - accuracy / best accuracy)); settings more than 5 points below the slowest are left out",
     "accuracy": "share of the scored requests that are right, with its binomial standard error",
     "scored_by": "records by what their marks depend on beside this version: libraries that compared, or Python and "
     "how programs were isolated",

@@ -19,4 +19,4 @@ def model_names(run: RunConfig) -> tuple[str, ...]:
 def check_model(name: str | None, names: Sequence[str]) -> None:
     """Raise ApiError for a model that is not this one."""
     if name is not None and name not in names:
-        raise ApiError(404, f"the model {name!r:.200} is not served here, this is {', '.join(names)}", "model")
+        raise ApiError(404, f"the model {name!r:.200} is not served here, only {', '.join(names)}", "model")

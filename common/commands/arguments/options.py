@@ -27,11 +27,11 @@ ProfileOption = Annotated[
     Optional[str],  # noqa: UP045  typer reads this at run time, on Python 3.10 too
     typer.Option(
         "--profile", "-p", metavar="PROFILE", autocompletion=lambda incomplete: _completed("profiles", incomplete),
-        help="What runs the model: a YAML file, or a name from configs/profiles; that of this machine if not given.",
+        help="What runs the model: a YAML file, or a name from configs/profiles; this machine's if not given.",
     ),
 ]  # fmt: skip
 MODEL_HELP = (
-    "A model's folder, hf://OWNER/NAME, or demo, the shipped one; or a run: a YAML file, or a name from configs/runs."
+    "A model's folder, hf://OWNER/NAME, or demo (it ships). Or a run: a YAML file, or a name from configs/runs."
 )
 HUB_KEYS = ("model", "tokenizer", "lora_path")  # of a run, that a hub's name may stand for
 ModelArgument = Annotated[
@@ -44,7 +44,9 @@ SetOption = Annotated[
 ]
 SaveRunOption = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--save-run", metavar="FILE.yaml", help="Write what was given as a run file, to be started again."),
+    typer.Option(
+        "--save-run", metavar="FILE.yaml", help="Also write these settings to a run file, which repeats this command."
+    ),
 ]
 OptionalText = Optional[str]  # noqa: UP045
 OptionalCount = Optional[int]  # noqa: UP045
@@ -60,7 +62,7 @@ RAW_ARGUMENTS: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
     "add_help_option": False,
 }
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Drop earlier results instead of resuming them.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Drop earlier results instead of resuming the run.")]
 
 
 def _completed(kind: Literal["profiles", "runs"], begun: str) -> list[str]:
@@ -85,10 +87,10 @@ class WholeNumber:
 def add_model_and_settings(parser: argparse.ArgumentParser, **of_model: Any) -> None:
     """Add MODEL, --profile and --set to a command that reads its own arguments. of_model: for argparse, of MODEL."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP, **of_model)
+    parser.add_argument("--profile", "-p", metavar="PROFILE", help="what runs the model; this machine's if not given")
     parser.add_argument(
-        "--profile", "-p", metavar="PROFILE", help="what runs it; found out from the machine if not given"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting; repeatable"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
 
 
 def allowing(overrides: list[str] | None, is_allowed: bool) -> list[str]:

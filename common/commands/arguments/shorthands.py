@@ -19,21 +19,29 @@ class Shorthand(NamedTuple):
 
 
 DECODING = (
-    Shorthand(("--num-lookahead", "-k"), "decode.num_lookahead", "K", "Lookahead branches beside the anchor; 0: none."),
-    Shorthand(("--max-tokens",), "decode.max_new_tokens", "N", "The longest answer."),
-    Shorthand(("--temperature",), "decode.temperature", "T", "0 takes the most probable tokens; more draws them."),
-    Shorthand(("--block-size",), "decode.block_size", "N", "Positions of a block."),
+    Shorthand(
+        ("--num-lookahead", "-k"), "decode.num_lookahead", "K", "Lookahead branches beside the anchor; 0 means none."
+    ),
+    Shorthand(("--max-tokens",), "decode.max_new_tokens", "N", "The most tokens of an answer."),
+    Shorthand(
+        ("--temperature",), "decode.temperature", "T", "0 takes the most probable tokens; above 0 tokens are drawn."
+    ),
+    Shorthand(("--block-size",), "decode.block_size", "N", "Positions that are opened and finished together."),
     Shorthand(
         ("--skip-threshold",), "decode.skip_threshold", "P", "Fill every position that is more probable than this."
     ),
     Shorthand(("--preset",), "preset", "NAME", "A family's published settings, from configs/presets."),
-    Shorthand(("--seed",), "seed", "N", "What drawn tokens depend on."),
+    Shorthand(("--seed",), "seed", "N", "The seed of drawn tokens."),
     Shorthand(("--dtype",), "dtype", "NAME", "float32, bfloat16 or float16."),
-    Shorthand(("--max-model-len",), "max_model_len", "N", "The most positions of a prompt and its answer together."),
+    Shorthand(("--max-model-len",), "max_model_len", "N", "The most tokens of a prompt and its answer together."),
 )
-AT_ONCE = Shorthand(("--max-num-requests", "-n"), "max_num_requests", "N", "Requests that are decoded together.")
+AT_ONCE = Shorthand(
+    ("--max-num-requests", "-n"), "max_num_requests", "N", "Requests that are decoded at the same time."
+)
 LIMIT = Shorthand(("--limit",), "input.limit", "N", "Decode the first N requests only.")
-OUTPUT = Shorthand(("--output", "-o"), "output.path", "FILE", "Where the answers go: JSONL, one line a request.")
+OUTPUT = Shorthand(
+    ("--output", "-o"), "output.path", "FILE", "The file for the answers: JSONL, one line for each request."
+)
 
 
 def with_shorthands(command: Callable[..., None], *more: Shorthand) -> Callable[..., None]:

@@ -33,12 +33,14 @@ def measure(arguments: list[str]) -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
     parser = argparse.ArgumentParser(prog="lopa bench host", description=measure.__doc__)
-    parser.add_argument("--num-lookahead", type=WholeNumber(100, 0), default=7)
-    parser.add_argument("--window", type=_COUNT, default=96, help="mean positions of a row that are wanted")
-    parser.add_argument("--requests", type=_COUNT, default=1, help="at once")
-    parser.add_argument("--family", choices=_FAMILIES, default="dream", help="whose strategy decodes")
-    parser.add_argument("--steps", type=_COUNT, default=2000)
-    parser.add_argument("--engine", choices=("lopa_ascend", "lopa_cuda"), help="without it the scheduler alone")
+    parser.add_argument("--num-lookahead", type=WholeNumber(100, 0), default=7, help="lookahead branches")
+    parser.add_argument("--window", type=_COUNT, default=96, help="mean positions of a row, about")
+    parser.add_argument("--requests", type=_COUNT, default=1, help="requests at once")
+    parser.add_argument("--family", choices=_FAMILIES, default="dream", help="the family whose strategy decodes")
+    parser.add_argument("--steps", type=_COUNT, default=2000, help="steps to time")
+    parser.add_argument(
+        "--engine", choices=("lopa_ascend", "lopa_cuda"), help="also time this engine; without it the scheduler alone"
+    )
     parser.add_argument("--ranks", type=_COUNT, default=1, help="branch ranks of the engine")
     parser.add_argument(
         "--programs", type=_COUNT, help="instead: what marking so many generated programs takes, one after another"

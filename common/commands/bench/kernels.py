@@ -36,9 +36,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="lopa bench kernels", description=measure.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sections", nargs="+", default=list(_SECTIONS), choices=_SECTIONS)
-    parser.add_argument("--kinds", nargs="+", default=list(_KINDS), choices=_KINDS)
-    parser.add_argument("--tokens", nargs="+", type=WholeNumber(32768), default=list(_TOKENS), metavar="N")
+    parser.add_argument("--sections", nargs="+", default=list(_SECTIONS), choices=_SECTIONS,
+                        help="what to time; all if not given")  # fmt: skip
+    parser.add_argument("--kinds", nargs="+", default=list(_KINDS), choices=_KINDS,
+                        help="number formats of the weights; all if not given")  # fmt: skip
+    parser.add_argument("--tokens", nargs="+", type=WholeNumber(32768), default=list(_TOKENS), metavar="N",
+                        help="numbers of tokens")  # fmt: skip
     parser.add_argument("--prefix", type=WholeNumber(10**6), default=1024, help="cached positions of a row")
     parser.add_argument("--output", type=Path, help="JSON file")
     return parser.parse_args(arguments)

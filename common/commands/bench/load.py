@@ -21,9 +21,9 @@ _PACES = ("careful", "balanced", "fast")
 def measure(arguments: list[str]) -> None:
     """Measure tokens per second at several numbers of requests at once, in one process.
 
-    Without --answers MODEL answers itself, and all prompts of its run are decoded twice. With it MODEL is what is timed
-    (dummy weights will do), and model, settings and input of the other run decide which tokens are accepted. With
-    --http clients ask a server for them, beside the same without HTTP.
+    Without --answers MODEL answers itself, and all prompts of its run are decoded twice. With --answers MODEL is timed
+    (dummy weights will do), while model, settings and input of the other run decide which tokens are accepted. With
+    --http clients also ask a server for the same answers.
     """
     known = parse(arguments)
     _check(known)
@@ -62,17 +62,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add_model_and_settings(parser)
     parser.add_argument("--answers", metavar="RUN", help="the run whose model answers")
-    parser.add_argument("--http", action="store_true", help="measure the server beside the engine without it")
-    parser.add_argument("--at-once", type=_AT_ONCE, nargs="+", default=[1, 4, 16, 64], metavar="N")
+    parser.add_argument("--http", action="store_true", help="also measure a server, beside the engine without HTTP")
+    parser.add_argument("--at-once", type=_AT_ONCE, nargs="+", default=[1, 4, 16, 64], metavar="N",
+                        help="numbers of requests at once; 1 4 16 64 if not given")  # fmt: skip
     parser.add_argument(
         "--lookahead", type=_lookahead, nargs="+", metavar="K",
         help="numbers of lookaheads, and without --http paces: 0 3 7 balanced if not given",
     )  # fmt: skip
-    parser.add_argument("--sweep", metavar="SWEEP", help="settings of a sweep's rows, in the place of --lookahead")
+    parser.add_argument(
+        "--sweep", metavar="SWEEP", help="measure the settings of this sweep's rows instead of --lookahead"
+    )
     parser.add_argument(
         "--limit", type=_AT_ONCE, metavar="N", help="prompts that MODEL answers itself: 300 if not given"
     )
-    parser.add_argument("--port", type=WholeNumber(65535), default=8123, help="of the server that is measured")
+    parser.add_argument("--port", type=WholeNumber(65535), default=8123, help="port of the server that is measured")
     parser.add_argument("--output", type=Path, help="JSON file")
     return parser.parse_args(arguments)
 

@@ -81,15 +81,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
     parser = argparse.ArgumentParser(prog="lopa bench steps", description=measure.__doc__)
     add_model_and_settings(parser, nargs="?")
-    parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"))
+    parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"),
+                        help="measure nothing, but set two result files side by side")  # fmt: skip
     parser.add_argument("--output", help="JSON file; a table is written beside it, and `lopa report` draws it")
     parser.add_argument(
         "--profile-trace", metavar="FOLDER", help="also trace ten steps of the first shape: by Perfetto, and by kernel"
     )
-    parser.add_argument("--shapes", nargs="+", type=_shape, metavar="ROWSxWINDOW", help="single steps to time")
+    parser.add_argument(
+        "--shapes", nargs="+", type=_shape, metavar="ROWSxWINDOW", help="single steps to time, such as 1x64 8x128"
+    )
     parser.add_argument("--no-mixes", action="store_true", help="leave out the steps over windows of several widths")
     parser.add_argument("--steps", type=_COUNT, help="timed steps of each shape")
-    parser.add_argument("--cached", type=_COUNT, help="prompt length")
+    parser.add_argument("--cached", type=_COUNT, help="tokens of the prompt, which are cached")
     parser.add_argument("--requests", type=_COUNT, help="requests of each section of decoding steps")
     parser.add_argument(
         "--accepted", nargs="+", type=_COUNT, metavar="N", help="tokens a step of each section of decoding steps: 3 6 9"

@@ -17,9 +17,12 @@ def quantize(
     out: Annotated[str, typer.Option("--out", help="The folder to write; must not exist, or be empty.")],
     scheme: Annotated[str, typer.Option(help="w8a8_dynamic, or w8a8 with calibrated input scales.")] = "w8a8_dynamic",
     calibration: Annotated[
-        OptionalText, typer.Option(metavar="FILE.jsonl", help="Prompts for the float model: for w8a8 and --smooth.")
+        OptionalText,
+        typer.Option(metavar="FILE.jsonl", help="Prompts that the float model answers for w8a8 and --smooth."),
     ] = None,
-    lora: Annotated[OptionalText, typer.Option(metavar="DIR", help="A LoRA, merged first.")] = None,
+    lora: Annotated[
+        OptionalText, typer.Option(metavar="DIR", help="The folder of a LoRA to merge before quantizing.")
+    ] = None,
     smooth: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(min=0, max=1, metavar="ALPHA", help="SmoothQuant's migration strength, 0 to 1; 0.5 is usual."),
@@ -29,14 +32,15 @@ def quantize(
         typer.Option(metavar="PATTERN", help="Linears that stay float, e.g. 'layers.0.*', '*.down_proj'. Repeatable."),
     ] = None,
     report: Annotated[
-        OptionalText, typer.Option(metavar="RUN", help="Compare with the float model on this run: tokens, accuracy.")
+        OptionalText,
+        typer.Option(metavar="RUN", help="Compare tokens and accuracy with the float model's on this run."),
     ] = None,
     profile: ProfileOption = None,
     set: SetOption = None,
 ) -> None:
     """Write an 8-bit folder in msmodelslim's layout, and say what it cost, linear by linear.
 
-    MODEL is a float one. A run's settings are those of the calibration, unless --report names another run.
+    MODEL must have float weights. If it is a run, calibration uses its settings, or those of the run after --report.
     """
     from common.commands.quantize.model import QuantizeRequest, quantize_model
 

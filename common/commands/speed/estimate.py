@@ -23,21 +23,26 @@ def estimate(
     profile: ProfileOption = None,
     set: SetOption = None,
     rows: Annotated[
-        OptionalCount, typer.Option(min=1, max=10**6, help="Rows of a step, of all bp ranks; k + 1 a request if unset.")
+        OptionalCount,
+        typer.Option(min=1, max=10**6, help="Rows of a step, over all bp ranks. Without it k + 1 for each request."),
     ] = None,
     window: Annotated[
-        OptionalCount, typer.Option(min=1, max=10**7, help="Positions of a row; usual for the strategy if unset.")
+        OptionalCount,
+        typer.Option(min=1, max=10**7, help="Positions of a row. Without it what is usual for the strategy."),
     ] = None,
     prefix: Annotated[int, typer.Option(min=0, max=10**7, help="Cached positions in front of the window.")] = 1024,
     tpf: Annotated[
-        float, typer.Option(min=0.1, max=10**4, callback=_finite, help="Tokens a step, for the tokens per second.")
+        float,
+        typer.Option(min=0.1, max=10**4, callback=_finite, help="Tokens per step that the tokens per second assume."),
     ] = 10.0,
-    hardware: Annotated[OptionalText, typer.Option(help="YAML file, or name from configs/hardware.")] = None,
+    hardware: Annotated[
+        OptionalText, typer.Option(help="The device: a YAML file, or a name from configs/hardware.")
+    ] = None,
 ) -> None:
     """Predict the time of one step from its operations, by part; nothing is run and no weights are needed.
 
-    Says what bounds each part, what W8A8, merging, fusing and overlapping change, and which mesh of the same devices
-    would be fastest. The model's config.json is all that is read of it.
+    It says what bounds each part, what 8 bits, merging, fusing and overlapping would change, and which mesh of the
+    same devices would be fastest. Of the model's files only config.json is read.
     """
     from common.bench import Options, estimate_tables
 

@@ -44,7 +44,7 @@ def explained(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if not path:
         if error["type"] == "string_unicode":
             return ApiError(400, "the body: a key is no valid Unicode text; correct it")
-        return ApiError(400, "the body: send a JSON object, over HTTP with Content-Type application/json")
+        return ApiError(400, "the body: send a JSON object, with the header Content-Type: application/json")
     if path == ("prompt",) and error["type"] not in ("missing", "string_unicode"):
         is_text = error["loc"][-1] == "prompt"  # and no part of a union
         return ApiError(400, "prompt: send a text" if is_text else _of_prompt(error["input"]), "prompt")

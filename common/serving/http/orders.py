@@ -103,7 +103,7 @@ class OrderBook:
             first = self._request(f"{call_id}-{place * fields.n}", tuple(prompt), fields, noise_name)
             decode = first.decode or self._maker.base
             if fields.n > 1 and decode.temperature == 0:
-                why = "n: at temperature 0, and below 0.001, all answers are one; set temperature, or n to 1"
+                why = "n: below a temperature of 0.001 all answers are the same; set a higher temperature, or n to 1"
                 raise ApiError(400, why, "n")
             reading = self._reading(fields, first)
             for copy in range(fields.n):

@@ -64,7 +64,7 @@ def test_a_canvas_is_the_answer_with_its_holes_filled(client: OpenAI) -> None:
     ("more", "param", "sentence"),
     [
         ({"suffix": "a", "stop": ["b"]}, "stop", "says where it ends"),
-        ({"suffix": "a " * 600}, "suffix", "context of 512 tokens: shorten the prompt, or shorten it"),
+        ({"suffix": "a " * 600}, "suffix", "context of 512 tokens: shorten the prompt, or shorten the suffix"),
         ({"extra_body": {"diffusion": {"canvas": ["a"]}}}, "diffusion.canvas", "has no hole"),
         ({"extra_body": {"diffusion": {"canvas": [{"mask": "8"}]}}}, "diffusion.canvas.0", "write a text, or"),
         ({"extra_body": {"diffusion": {"canvas": [{"mask": 1}]}}, "max_tokens": 3}, "max_tokens", "remove one"),

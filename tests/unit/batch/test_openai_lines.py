@@ -72,7 +72,7 @@ def test_a_line_that_is_refused_is_a_line_with_the_servers_sentence(cpu: DeviceP
     for name, status, words in (
         ("url", 404, "'/v1/embeddings' is not answered from a file: write /v1/chat/completions or /v1/completions"),
         ("method", 405, "'GET', and routes take POST"),
-        ("model", 404, "the model 'gpt-4' is not served here, this is m"),
+        ("model", 404, "the model 'gpt-4' is not served here, only m"),
         ("stream", 400, "stream: a line has the whole answer"),
         ("field", 400, "temperature: set it to a number"),
         ("tools", 400, "tools.0: "),

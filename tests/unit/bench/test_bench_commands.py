@@ -31,7 +31,7 @@ def test_help_names_all_that_can_be_measured() -> None:
 
 
 def test_a_model_alone_is_measured_by_its_steps() -> None:
-    assert said("nothing").startswith("nothing: no such file, and not one of the runs in")
+    assert said("nothing").startswith("nothing: no such file or folder, and not one of the runs in")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,10 @@ def test_a_sweep_does_not_take_a_file_for_its_folder(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["run", "--profile", "nope", "run.yaml"], "lopa: nope: no such file, and not one of the profiles in"),
-        (["run", "--profile", "cpu", "nope.yaml"], "lopa: nope.yaml: no such file, and not one of the runs in"),
+        (
+            ["run", "--profile", "cpu", "nope.yaml"],
+            "lopa: nope.yaml: no such file or folder, and not one of the runs in",
+        ),
         (["run", "-p", "cpu", "run.yaml", "--set", "decode.block_size=0"], "lopa: --set decode.block_size=0: decode"),
         (["run", "-p", "cpu", "run.yaml", "--set", "input.path=q"], "lopa: q: no such input file; give a JSONL file"),
         (["run", "-p", "cpu_bp2", "run.yaml"], "lopa: profile cpu_bp2 wants 2 processes"),

@@ -97,7 +97,7 @@ def test_other_names_have_their_did_you_mean_too(kind: str, name: str) -> None:
 
 def test_a_name_in_anothers_place_is_told_what_it_is() -> None:
     with pytest.raises(
-        ConfigError, match=r"cpu: no such file, and not one of the runs in .* \(it is one of the profiles"
+        ConfigError, match=r"cpu: no such file or folder, and not one of the runs in .* \(it is one of the profiles"
     ):
         find_config("runs", "cpu")
 
@@ -251,6 +251,12 @@ def test_a_file_that_is_not_there_is_told_as_the_argument_it_is(tmp_path: Path) 
     assert (result.returncode, result.stderr) == (2, f"lopa: none.jsonl: no such input file; {fix}\n")
 
 
+def test_where_the_data_of_benchmarks_come_from_is_said(tmp_path: Path) -> None:
+    result = lopa(tmp_path, "run", "gsm8k", "-p", "cpu")
+    assert result.returncode == 2 and "data/gsm8k_test.jsonl: no such input file" in result.stderr
+    assert "docs/evaluation.md says how to write" in result.stderr
+
+
 # Names that are nearly right
 
 
@@ -393,8 +399,8 @@ def test_help_fits_a_narrow_terminal() -> None:
     lines = (
         CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "80"}).stdout.partition("Arguments")[0].splitlines()
     )
-    assert "Answers go to --output, one line a request" in " ".join(line.strip() for line in lines)
-    text = next(lines[n:] for n, line in enumerate(lines) if "A file's lines" in line)
+    assert "Answers go to --output, one line for each request" in " ".join(line.strip() for line in lines)
+    text = next(lines[n:] for n, line in enumerate(lines) if "A line or row of a file" in line)
     paragraph = text[: next(n for n, line in enumerate(text) if not line.strip())]
     assert all(len(line.strip()) > 55 for line in paragraph[:-1]), paragraph
 
@@ -414,7 +420,7 @@ def test_help_is_there_in_three_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["run", "serve", "chat", "trace", "evaluate", "estimate", "quantize", "demo"])
 def test_the_profile_is_optional_and_the_same_everywhere(command: str) -> None:
     help = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
-    assert "that of this machine if not given" in help and "--profile" in help and "-p" in help
+    assert "this machine's if not given" in help and "--profile" in help and "-p" in help
 
 
 @pytest.mark.parametrize("words", [["bench", "steps"], ["bench", "load"], ["tune"]])

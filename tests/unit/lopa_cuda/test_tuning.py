@@ -296,7 +296,7 @@ def test_a_machine_that_cannot_measure_is_a_sentence(
 def test_devices_without_tiles_are_refused(cpu: DeviceProfile, dream: RunConfig) -> None:
     npu = DeviceProfile(name="ascend", engine="lopa_ascend", device="npu")
     for profile in (cpu, npu):
-        with pytest.raises(ConfigError, match=f"profile {profile.name} is for device {profile.device}, and tiles are"):
+        with pytest.raises(ConfigError, match=f"profile {profile.name} is for device {profile.device}, and only CUDA"):
             platform_of(profile).tune(profile, dream, TuneOptions((64,)))
 
 
@@ -361,14 +361,14 @@ def lopa(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "sentence"),
     [
         (("-p", "nope", "demo"), "lopa: nope: no such file, and not one of the profiles in"),
-        (("-p", "h200_tp1_bp1", "nope"), "lopa: nope: no such file, and not one of the runs in"),
+        (("-p", "h200_tp1_bp1", "nope"), "lopa: nope: no such file or folder, and not one of the runs in"),
         (
             ("-p", "h200_tp1_bp1", "dream_7b_dummy"),
             "lopa: lopa tune measures on a CUDA device, and none is visible: run it",
         ),
         (
             ("-p", "ascend_910c_tp4_bp4", "dream_7b_dummy"),
-            "lopa: profile ascend_910c_tp4_bp4 is for device npu, and tiles",
+            "lopa: profile ascend_910c_tp4_bp4 is for device npu, and only CUDA",
         ),
         pytest.param(
             ("-p", "h200_tp1_bp1", "dream_7b_dummy", "--set", "dtype=float32"),

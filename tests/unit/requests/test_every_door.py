@@ -159,6 +159,6 @@ def test_every_field_of_an_answer_and_its_pace_is_a_wish() -> None:
 
 
 def test_a_prompt_beyond_the_context_has_one_way_out() -> None:
-    for length, fix in ((100, "shorten the prompt, or lower it"), (128, "shorten the prompt")):
+    for length, fix in ((100, "shorten the prompt, or lower max_tokens"), (128, "shorten the prompt")):
         with pytest.raises(RequestError, match=f"{fix}$"):
             maker_of(DecodeConfig(block_size=16)).request("a", (104,) * length, Wishes.read({"max_tokens": 64}))
