@@ -16,7 +16,16 @@ from common.decoding import Completion, GenerationRequest
 from common.generate import Generator, build_generator
 from common.tables import markdown
 
-_COLUMNS = ("at_once", "first_tps", "second_tps", "step_ms", "p99_ms", "full_steps", "captures", "captures_second")
+_COLUMNS = {
+    "at_once": "at once",
+    "first_tps": "tokens/s, first run",
+    "second_tps": "tokens/s, second run",
+    "step_ms": "ms a step, median",
+    "p99_ms": "ms, 99 %",
+    "full_steps": "steps timed",
+    "captures": "shapes captured, first run",
+    "captures_second": "second run",
+}
 
 
 def measure_requests(profile: DeviceProfile, run: RunConfig, options: LoadOptions) -> LoadResult:
@@ -24,9 +33,10 @@ def measure_requests(profile: DeviceProfile, run: RunConfig, options: LoadOption
     rows = []
     for at_once in options.at_once:
         rows.append(_measure(profile, for_loads(run, at_once), options.num_prompts, at_once))
-        tell(*(f"{name} {_cell(rows[-1][name])}" for name in _COLUMNS))
-    headings = [name.replace("_", " ") for name in _COLUMNS]
-    return LoadResult(markdown(headings, [[_cell(row[name]) for name in _COLUMNS] for row in rows]), rows)
+        tell("; ".join(f"{heading}: {_cell(rows[-1][name])}" for name, heading in _COLUMNS.items()))
+    return LoadResult(
+        markdown(list(_COLUMNS.values()), [[_cell(row[name]) for name in _COLUMNS] for row in rows]), rows
+    )
 
 
 def _cell(value: float | None) -> str:
