@@ -77,7 +77,8 @@ def steps_table(model: str, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     if model.endswith(ON_TWO):
         conditions += ". Two GPUs: each has half of the experts and half of every other weight, and the floor is one's"
     command = " ".join(["scripts/bench.sh", *arguments(model, "w8a8")])
-    source = {"card": card("cuda"), "commit": commit(), "conditions": conditions, "command": command}
+    device = f"Two {card('cuda')}s" if model.endswith(ON_TWO) else card("cuda")
+    source = {"card": device, "commit": commit(), "conditions": conditions, "command": command}
     return {**source, "columns": columns, "rows": rows}
 
 
