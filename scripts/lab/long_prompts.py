@@ -85,13 +85,13 @@ def first_text_s(port: int, length: int, seed: int) -> float:
     return time.monotonic() - began
 
 
-def measured(profile: str, settings: list[str], others: int, lengths: list[int], batched: int) -> list[list[Any]]:
+def measured(profile: str, settings: list[str], others: int, lengths: list[int], batched: int) -> Iterator[list[Any]]:
+    """Yield a row for each length."""
     settings = [
         *settings, f"max_num_batched_tokens={batched}", f"max_model_len={max(lengths) + ANSWER + SHORT}",
         f"max_num_requests={others + 1}", "enable_prefix_caching=false", f"decode.max_new_tokens={ANSWER}",
     ]  # fmt: skip
     arguments = [part for setting in settings for part in ("--set", setting)]
-    rows = []
     with ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
         server = stack.enter_context(Served(log, *arguments, model="dream_7b_dummy", profile=profile))
@@ -104,8 +104,7 @@ def measured(profile: str, settings: list[str], others: int, lengths: list[int],
                 waited_s = first_text_s(server.port, length, 3)
                 before = clients.tokens_per_s(began - max(_LEAST_S, waited_s), began)
                 meanwhile = clients.tokens_per_s(began, began + waited_s)
-            rows.append([batched, length, alone_s, waited_s, before, meanwhile])
-    return rows
+            yield [batched, length, alone_s, waited_s, before, meanwhile]
 
 
 def main() -> None:
@@ -114,14 +113,10 @@ def main() -> None:
     parser.add_argument("--profile", default="h200_tp1_bp1")
     parser.add_argument("--set", action="append", default=[], dest="settings")
     parser.add_argument("--others", type=int, default=16)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192, 16384, 32768])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 32000])
     parser.add_argument("--batched", type=int, nargs="+", default=[2048, 8192])
     known = parser.parse_args()
     settings = known.settings or SETTINGS
-    rows = [
-        row for batched in known.batched
-        for row in measured(known.profile, settings, known.others, known.lengths, batched)
-    ]  # fmt: skip
     columns = [
         ["prompt tokens a pass", ",.0f"], ["prompt", ",.0f"], ["first text alone, s", ".2f"],
         ["first text among others, s", ".2f"], ["others before, tokens/s", ",.0f"], ["others meanwhile", ",.0f"],
@@ -132,7 +127,11 @@ def main() -> None:
     )
     where = card("cpu" if known.profile.startswith("cpu") else "cuda")
     command = "python -m scripts.lab.long_prompts OUT.json"
-    write_table(known.out, where, command, conditions, columns, rows)
+    rows = []
+    for batched in known.batched:
+        for row in measured(known.profile, settings, known.others, known.lengths, batched):
+            rows.append(row)
+            write_table(known.out, where, command, conditions, columns, rows)
 
 
 if __name__ == "__main__":

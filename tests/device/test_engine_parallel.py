@@ -81,6 +81,7 @@ def test_a_stuck_peer_ends_the_others_with_rank_and_step(tmp_path: Path, bp: int
         (signal.SIGKILL, 137, "rank 1 (pid "),
         (signal.SIGSTOP, 2, "rank 0 failed: rank 0, step "),
     ],
+    ids=["killed", "stopped"],
 )
 def test_a_lost_peer_ends_the_job_and_finished_requests_are_kept(
     tmp_path: Path, axis: str, how: signal.Signals, exit_code: int, reason: str

@@ -16,19 +16,20 @@ from common.errors import ConfigError
 _AT_ONCE = WholeNumber(10**4)
 _LOOKAHEAD = WholeNumber(100, 0)
 _PACES = ("careful", "balanced", "fast")
+_OF_WEIGHTS = "model", "tokenizer", "load_format", "preset", "lora_path"
 
 
 def measure(arguments: list[str]) -> None:
     """Measure tokens per second at several numbers of requests at once, in one process.
 
     Without --answers MODEL answers itself, and all prompts of its run are decoded twice. With --answers MODEL is timed
-    (dummy weights will do), while model, settings and input of the other run decide which tokens are accepted. With
-    --http clients also ask a server for the same answers.
+    (dummy weights will do), while model, settings and input of the other run decide which tokens are accepted; --set
+    is for both, but for what says which weights MODEL has. With --http clients also ask a server for the same answers.
     """
     known = parse(arguments)
     _check(known)
     profile, run = load_both(known.profile, known.model, known.set)
-    answers = load_both(known.profile, known.answers, known.set)[1] if known.answers else run
+    answers = load_both(known.profile, known.answers, _of_answers(known))[1] if known.answers else run
     make_ready(profile)
     from common.bench import LoadOptions, Setting, measure_requests, measure_serving, measure_throughput
 
@@ -51,8 +52,13 @@ def measure(arguments: list[str]) -> None:
 
 def _sweep(known: argparse.Namespace) -> Sweep:
     return load_sweep(
-        find_config("sweeps", known.sweep), known.profile, known.answers, known.set or (), (), profile_here()
+        find_config("sweeps", known.sweep), known.profile, known.answers, _of_answers(known), (), profile_here()
     )
+
+
+def _of_answers(known: argparse.Namespace) -> list[str]:
+    """Return the settings given that hold for the run whose model answers, too."""
+    return [given for given in known.set or () if given.partition("=")[0].strip() not in _OF_WEIGHTS]
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from common.bench import HostOptions, measure_host, measure_marking
+from common.bench import HostOptions, LoadOptions, measure_host, measure_marking
 from common.bench.host import FAMILIES
+from common.bench.load import LoadResult
 from common.commands.bench import MEASURES, host
 from common.commands.main import app
+from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -99,3 +101,21 @@ def test_a_load_is_measured_with_another_models_answers(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert [(load["at_once"], load["setting"]) for load in result["loads"]] == [(2, "balanced")]
     assert all(load["tokens_per_s"] > 0 for load in result["loads"]) and result["floors"]["bytes_per_s"] > 0
+
+
+def test_weights_that_are_named_are_those_of_the_timed_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[RunConfig] = []
+
+    def measure(profile: DeviceProfile, run: RunConfig, answers: RunConfig, options: LoadOptions) -> LoadResult:
+        taken.extend((run, answers))
+        return LoadResult("", [])
+
+    monkeypatch.setattr("common.bench.measure_throughput", measure)
+    settings = ("model=configs/models/sdar_4b", "load_format=dummy", "decode.block_size=8")
+    given = [part for setting in settings for part in ("--set", setting)]
+    done = CliRunner().invoke(app, ["bench", "load", "-p", "cpu", "dream_7b_dummy", *given, "--answers", "demo"])
+    assert done.exit_code == 0, done.output
+    timed, answering = taken
+    assert timed.model.endswith("sdar_4b") and timed.load_format == "dummy"
+    assert answering.model.endswith("demo") and answering.load_format == "auto"
+    assert timed.decode.block_size == answering.decode.block_size == 8
