@@ -15,6 +15,11 @@ Result = Mapping[str, Any]
 _COMPARED = ("rows", "width", "device_ms", "call_ms")  # of a shape
 _PARTS = ("schedule", "forward", "select", "commit", "advance", "device", "outside_device", "step")
 
+_MEANING = (
+    "reads: positions through the head; device: between two events around a pass, call: the host's clock around it;\n"
+    "floors: ms to read every weight once, and to multiply by them; device/floor: beside the longer of the two"
+)
+
 
 def beside(output: Path) -> Path:
     """Return the file of the tables that are written with it."""
@@ -40,10 +45,11 @@ def tables(result: Result) -> str:
         f"floors: copy {_rate(floors['bytes_per_s'], 'B')}, matrix {_rate(floors['flops_per_s'], 'FLOP')} "
         f"(for half a second: {_rate(floors['sustained_flops_per_s'], 'FLOP')})",
         _shapes(result["shapes"]),
+        _MEANING,
         *_length_updates(result["shapes"]),
         *([_mixes(result["mixes"])] if result["mixes"] else []),
         *[_steps(f"scripted, {section['accepted']} accepted a step", section) for section in result["steps"]],
-        "memory: " + ", ".join(f"{_words(name)} {value:.3g}" for name, value in memory.items()),
+        "memory: " + ", ".join(_held(name, value) for name, value in memory.items()),
     ]
     return "\n\n".join(sections)
 
@@ -67,7 +73,19 @@ def compare(before: Path, after: Path) -> str:
 
 
 def _conditions(conditions: Result) -> str:
-    return ", ".join(f"{_words(name)} {value}" for name, value in conditions.items() if value is not None)
+    return ", ".join(f"{_words(name)} {_said(value)}" for name, value in conditions.items() if value is not None)
+
+
+def _said(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"({', '.join(f'{_words(str(name))} {part}' for name, part in value.items())})"
+    return f"({', '.join(map(str, value))})" if isinstance(value, list) else str(value)
+
+
+def _held(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return f"{_words(name.removesuffix('_bytes'))} {value / 2**30:.2f} GiB"
+    return f"{_words(name)} {value:.3g}"
 
 
 def _words(key: str) -> str:
