@@ -79,7 +79,7 @@ def _conditions(conditions: Result) -> str:
 def _said(value: object) -> str:
     if isinstance(value, Mapping):
         return f"({', '.join(f'{_words(str(name))} {part}' for name, part in value.items())})"
-    return f"({', '.join(map(str, value))})" if isinstance(value, list) else str(value)
+    return f"({', '.join(map(str, value))})" if isinstance(value, (list, tuple)) else str(value)
 
 
 def _held(name: str, value: float) -> str:

@@ -13,14 +13,14 @@ from common.config import find_config, load_profile, load_sweep
 # Answers without a slip of the pen: the model has 7.7 M parameters, and others call Jon Omar.
 _SHOWN = ("math-0003", "math-0005", "math-0023")
 _BEFORE = """\
-{count} word problems that the model has not seen, decoded twice: plainly (k = 0), and with k = 7 lookahead branches,
-which are other orders of filling that every pass tries beside the usual one; the best is kept. Watch two numbers:
+{count} word problems that the model has not seen, decoded twice: plainly (k = 0), and with k = 7 lookahead branches.
+Every pass then also tries seven other orders of filling, and the best one is kept. Watch two numbers:
   accuracy  the share of right answers: lookahead should not cost any
   TPF       tokens per forward pass: with lookahead the same answers should take far fewer passes
 Seconds{of_cpu}.
 """
-_ON_CPU = """ favour k = 0 here: a pass over k + 1 branches is as much more arithmetic, for which a CPU takes longer,
-and a GPU or NPU does not, which waits for the weights to be read anyway"""
+_ON_CPU = """ favour k = 0 here: a pass over k + 1 branches has k + 1 times the arithmetic. A CPU takes longer for that;
+a GPU or NPU does not, since it waits for the weights to be read anyway"""
 _ELSEWHERE = " and TPS (tokens per second) depend on how many requests share a pass, here {at_once}"
 
 
