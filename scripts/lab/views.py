@@ -35,8 +35,8 @@ VIEWS: Mapping[str, View] = {
     "estimate_h200": View(
         _same("engine", "rows x window", "measured ms", "predicted ms", "error"),
         where={"rows x window": ("1 x 64", "4 x 64", "8 x 64")},
-        conditions="Dream-7B's shapes, prefix 1,024; measured at 5237505 (one GPU) and 655a190 (two), predicted before "
-        "with figures from other rows",
+        conditions="Dream-7B's shapes, prefix 1,024; measured at 5237505 (one GPU), 655a190 (bp 2) and 2563bfe (tp "
+        "2), predicted with figures from other rows but for a sum's latency of tp 2, which is from 1 x 64",
     ),
     "wide_h200": View(
         _same("linear", "128 tokens", "192", "256", "320"),
