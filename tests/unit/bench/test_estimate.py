@@ -287,7 +287,7 @@ def test_a_head_in_eight_bits_reads_half_the_bytes() -> None:
 
 def test_experts_in_eight_bits_read_half_the_bytes_and_are_predicted(h200: Hardware) -> None:
     """LLaDA2-mini, one request: scripts/lab/measurements.md."""
-    model = load_model_config("configs/models/llada2_mini")
+    model = load_model_config(ROOT / "configs" / "models" / "llada2_mini")
     setups = {
         dtype: setup(model=model, num_rows=1, window=32, read_share=0.6, is_block_causal=True, linear_dtype=dtype)
         for dtype in ("bfloat16", "int8", "float8")
