@@ -58,8 +58,8 @@ VIEWS: Mapping[str, View] = {
     "estimate_h200": View(
         _same("engine", "rows x window", "measured ms", "predicted ms", "error"),
         where={"rows x window": ("1 x 64", "4 x 64", "8 x 64")},
-        conditions="Dream-7B's shapes, prefix 1,024; measured at 5237505 (one GPU) and 655a190 (two), predicted before "
-        "with figures from other rows",
+        conditions="Dream-7B's shapes, prefix 1,024; measured at 5237505 (one GPU), 655a190 (bp 2) and 2563bfe (tp "
+        "2), predicted with figures from other rows but for a sum's latency of tp 2, which is from 1 x 64",
     ),
     "wide_h200": View(
         _same("linear", "128 tokens", "192", "256", "320"),
@@ -81,22 +81,27 @@ VIEWS: Mapping[str, View] = {
         conditions="Dream-7B's shapes, random weights, bf16 unless it says otherwise, 1,024 positions cached; medians. "
         "`1 x 64`: one row with a window of 64. Floor: the longer of reading every weight once and multiplying by it",
     ),
-    "meshes_h200x4/decodes": View(
-        {
-            "mesh": "mesh",
-            "step, ms": "ms a step",
-            "tokens/s, TPF 10.7": "tokens/s at TPF 10.7",
-            "tokens/s, TPF 15.1": "tokens/s at TPF 15.1",
-        },
-        where={
-            "mesh": (
-                *("one GPU", "tp 2", "tp 4", "bp 4", "bp 2 x tp 2"),
-                *("one GPU, fp8", "bp 2 x tp 2, fp8"),
-            )
-        },
-        conditions="Dream-7B's shapes, random weights, k = 3, 1,024 positions cached. Tokens/s of "
-        "one request of 256 tokens, with the pass of its prompt; step: median at a window of 64",
-    ),
+    **{
+        name: View(
+            {
+                "mesh": "mesh",
+                "step, ms": "ms a step",
+                "tokens/s, TPF 10.7": "tokens/s at TPF 10.7",
+                "tokens/s, TPF 15.1": "tokens/s at TPF 15.1",
+            },
+            where={"mesh": meshes},
+            conditions=said,
+        )
+        for name, meshes, said in (
+            (
+                "meshes_h200x2",
+                ("one GPU", "tp 2", "bp 2", "one GPU, fp8", "tp 2, fp8"),
+                "Dream-7B's shapes, random weights, k = 3, 1,024 positions cached. Tokens/s of one request of 256 "
+                "tokens, with the pass of its prompt; step: median at a window of 64",
+            ),
+            ("meshes_h200x4/decodes", ("tp 4", "bp 4", "bp 2 x tp 2", "bp 2 x tp 2, fp8"), "The same, older kernels"),
+        )
+    },
     "estimate_ascend/paper": View(
         _same("step", "measured, or by ascend_910c", "by ascend_910c_msmodeling"),
         where={"step": ("measured, MBPP", "measured, GSM8K", "estimated", "all-reduces by AI_CPU")},

@@ -146,6 +146,8 @@ def _price_collective(collective: Collective, hardware: Hardware) -> Cost:
 def _latency_us(collective: Collective, hardware: Hardware) -> float:
     if collective.is_on_ai_cpu and hardware.ai_cpu_all_reduce_us is not None:
         return hardware.ai_cpu_all_reduce_us.value
+    if collective.name == "all_reduce" and collective.num_ranks == 2 and hardware.all_reduce_of_two_us is not None:
+        return hardware.all_reduce_of_two_us.value
     own: Figure = getattr(hardware, f"{collective.name}_us")
     hop = hardware.link(collective.span).hop_us
     num_hops = (2 if collective.name == "all_reduce" else 1) * (collective.num_ranks - 1)  # of a ring

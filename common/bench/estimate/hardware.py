@@ -56,6 +56,7 @@ class Hardware(Frozen):
     vector_kernel_us: Figure
     eager_kernel_us: Figure
     all_reduce_us: Figure  # latency of a small one
+    all_reduce_of_two_us: Figure | None = None  # latency of one inside a norm, as two ranks have it
     ai_cpu_all_reduce_us: Figure | None = None  # latency of one that HCCL keeps from the vector cores
     all_gather_us: Figure
     broadcast_us: Figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from common.checkpoint import check_tensor_parallel, load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.config.profile import GraphConfig
 
-DREAM = load_model_config(Path(__file__).parents[3] / "configs" / "models" / "dream_7b")
+ROOT = Path(__file__).parents[3]
+DREAM = load_model_config(ROOT / "configs" / "models" / "dream_7b")
 H200 = {"bytes_per_s": 4.29e12, "flops_per_s": 790e12}
 # tp of four H200s, branches -> measured ms of a pass, windows of 64 (scripts/lab/measurements.md).
 MEASURED_MS = {(1, 8): 5.01, (2, 8): 4.56, (1, 4): 4.45, (2, 4): 3.79, (4, 4): 3.72}
@@ -45,9 +47,14 @@ def test_few_branches_share_layers_and_many_share_branches() -> None:
     assert chosen(4, 0).tensor_parallel_size > chosen(4, 15).tensor_parallel_size
 
 
-def test_the_order_measured_on_four_gpus_is_chosen() -> None:
-    assert chosen(4, 7) == MeshConfig(branch_parallel_size=2, tensor_parallel_size=2)
-    assert chosen(4, 3) == MeshConfig(branch_parallel_size=1, tensor_parallel_size=4)
+@pytest.mark.parametrize(("num_lookahead", "suffix"), [(3, ""), (7, ", k = 7")])
+def test_the_mesh_that_was_fastest_on_four_gpus_is_chosen(num_lookahead: int, suffix: str) -> None:
+    decodes = json.loads((ROOT / "docs/results/meshes_h200x4.json").read_text(encoding="utf-8"))["tables"]["decodes"]
+    step_ms = {row[0]: row[[heading for heading, _ in decodes["columns"]].index("step, ms")] for row in decodes["rows"]}
+    mesh = chosen(4, num_lookahead)
+    bp, tp = mesh.branch_parallel_size, mesh.tensor_parallel_size
+    name = " x ".join(f"{axis} {size}" for axis, size in (("bp", bp), ("tp", tp)) if size > 1)
+    assert step_ms[name + suffix] == min(step_ms[f"{each}{suffix}"] for each in ("bp 4", "tp 4", "bp 2 x tp 2"))
 
 
 @pytest.mark.parametrize(("tp", "branches"), MEASURED_MS)
