@@ -26,7 +26,7 @@ def measure_requests(profile: DeviceProfile, run: RunConfig, options: LoadOption
         rows.append(_measure(profile, for_loads(run, at_once), options.num_prompts, at_once))
         tell(*(f"{name} {_cell(rows[-1][name])}" for name in _COLUMNS))
     headings = [name.replace("_", " ") for name in _COLUMNS]
-    return LoadResult(markdown(headings, [[_cell(row[name]) for name in _COLUMNS] for row in rows]), rows)
+    return LoadResult(markdown(headings, [[_cell(row[name]) for name in _COLUMNS] for row in rows]), {"loads": rows})
 
 
 def _cell(value: float | None) -> str:

@@ -24,6 +24,7 @@ from common.processes import show
 from common.tables import counted
 
 _OptionalPath = Optional[Path]  # noqa: UP045  typer reads this at run time, on Python 3.10 too
+_KEYS: dict[str, tuple[str, ...]] = {"--html": (), "--json": ("events", "num_lookahead_wins")}
 
 
 def trace(
@@ -76,13 +77,11 @@ def _is_model(name: str) -> bool:
 def _output_files(files: Mapping[str, Path | None]) -> dict[str, Path]:
     """Find where the files of these options really lie; options without one are left out.
 
-    Raises ConfigError for a place that cannot be written, and for two options of one file.
+    Raises ConfigError for a place that cannot be written, another file there, and two options of one file.
     """
-    from common.batch import real_file, require_file, require_page
+    from common.batch import result_file
 
-    found = {option: real_file(path) for option, path in files.items() if path is not None}
-    for option, path in found.items():
-        (require_page if option == "--html" else require_file)(option, path)
+    found = {option: result_file(option, path, *_KEYS[option]) for option, path in files.items() if path is not None}
     if len({path.resolve() for path in found.values()}) < len(found):
         raise ConfigError(f"{' and '.join(found)} name the same file: choose two")
     return found

@@ -24,11 +24,14 @@ def measure(arguments: list[str]) -> None:
     """
     known = parse(arguments)
     _require_gpu()
+    from common.batch import result_file, write_whole
+
+    output = None if known.output is None else result_file("--output", known.output, "floors")
     # By name, since engines stand on this package.
     study = import_module("lopa_cuda.bench.kernels")
     result = study.measure_kernels(known.sections, known.kinds, known.tokens, known.prefix)
-    if known.output is not None:
-        known.output.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+    if output is not None:
+        write_whole(output, json.dumps(result, indent=1, default=str) + "\n")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -30,6 +30,7 @@ def measure(arguments: list[str]) -> None:
     profile, run = load_both(known.profile, known.model, known.set)
     answers = load_both(known.profile, known.answers, known.set)[1] if known.answers else run
     make_ready(profile)
+    from common.batch import real_file, write_whole
     from common.bench import LoadOptions, Setting, measure_requests, measure_serving, measure_throughput
 
     chosen = {"lookahead": ("0", "3", "7")} if known.http else {}
@@ -46,7 +47,7 @@ def measure(arguments: list[str]) -> None:
         result = (measure_serving if known.http else measure_throughput)(profile, run, answers, options)
     typer.echo(result.table)
     if known.output is not None:
-        known.output.write_text(json.dumps(result.content, indent=2) + "\n", encoding="utf-8")
+        write_whole(real_file(known.output), json.dumps(result.content, indent=2) + "\n")
 
 
 def _sweep(known: argparse.Namespace) -> Sweep:
@@ -83,7 +84,7 @@ def _lookahead(text: str) -> str:
 
 def _check(known: argparse.Namespace) -> None:
     """Check the options before anything is loaded. Raises ConfigError."""
-    from common.batch import real_file, require_file
+    from common.batch import result_file
 
     if known.answers is None and (known.http or known.lookahead or known.sweep):
         option = "--http" if known.http else "--lookahead" if known.lookahead else "--sweep"
@@ -95,4 +96,4 @@ def _check(known: argparse.Namespace) -> None:
     if known.http and not set(_PACES).isdisjoint(known.lookahead or ()):
         raise ConfigError("bench load: with --http --lookahead takes numbers: a pace is set by --set pace=balanced")
     if known.output is not None:
-        require_file("--output", real_file(known.output))
+        result_file("--output", known.output, "loads")

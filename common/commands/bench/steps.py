@@ -29,6 +29,7 @@ def measure(arguments: list[str]) -> None:
         raise ConfigError("bench steps: give MODEL, or --compare A.json B.json")
     profile, run = load_to_run(known.profile, known.model, known.set, "scripts/bench.sh")
     # Here: it loads torch, which a wrong argument has no reason to wait for.
+    from common.batch import result_file
     from common.bench import BenchOptions, run_bench
     from common.checkpoint import load_model_config
     from common.runtime import longest_request
@@ -42,7 +43,7 @@ def measure(arguments: list[str]) -> None:
             setattr(known, name, getattr(known, name) or value)
     _check(known, most)
     if known.output is not None and global_rank() == 0:
-        check_output(Path(known.output))
+        result_file("--output", Path(known.output), "conditions", "shapes", beside=".md")
     if known.profile_trace is not None:
         make_folder(Path(known.profile_trace))
     given = {
@@ -53,18 +54,6 @@ def measure(arguments: list[str]) -> None:
     if known.no_mixes:
         chosen["mixes"] = ()
     run_bench(profile, run, BenchOptions(**chosen, output=known.output, trace=known.profile_trace))
-
-
-def check_output(path: Path) -> None:
-    """Check the output before anything is measured. Raises ConfigError where it or what lies beside it could not be
-    written."""
-    from common.batch import real_file, require_file
-    from common.bench import beside
-
-    require_file("--output", real_file(path))
-    if beside(path) == path:
-        raise ConfigError(f"--output {path}: .md is for the table that is written beside it: name a JSON file")
-    require_file("--output", beside(path))
 
 
 def make_folder(path: Path) -> None:
