@@ -26,7 +26,8 @@ limit=${LIMIT:-1800}
 total=${TOTAL:-10800}
 read -ra bench <<<"${BENCH_RUN:-first_910c} ${BENCH_OPTIONS:-} --shapes ${SHAPES:-1x32 1x64 2x32 2x64 2x128}"
 source scripts/env.sh
-dry=${DRY_RUN:-}
+dry=
+if dry_run; then dry=true; fi
 unset DRY_RUN
 summary=()
 # Every Python process prints where its threads are when it is aborted, and an error's traceback before its sentence.

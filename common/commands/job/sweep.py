@@ -72,7 +72,7 @@ class SweepPlan:
         parts = []
         for launch in self.sweep.launches:
             lines = self.job(launch, environment).script()
-            title = f"# {', '.join(point.name for point in launch.points)}"
+            title = one_line(f"# {', '.join(point.name for point in launch.points)}")
             parts.append(f"{title}\n{lines}" if len(self.sweep.launches) == 1 else f"{title}\n(\n{lines}\n)")
         return "\n".join(parts)
 

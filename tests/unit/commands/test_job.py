@@ -13,8 +13,9 @@ from started import lopa, python
 
 from common.commands.job import plan_job
 from common.commands.job import start as job
+from common.commands.job.launch import job_of
 from common.config import DeviceProfile
-from common.errors import ConfigError
+from common.errors import ConfigError, as_shell
 from common.processes import Nodes, processes_here
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -192,6 +193,25 @@ def test_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None:
     assert "--nproc-per-node=16" in result.stdout
     assert "--set 'input.prompt_template=a b'" in result.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_a_printed_command_steers_no_terminal_and_a_shell_reads_what_was_given() -> None:
+    words = ["a b", "it's", "\x1b[31m", "a\nrm -rf x", "\u202e\\'", "\udcff", "ü", "", "$(x)"]
+    line = as_shell(words)
+    assert line.isprintable() and as_shell(["ü", "a b"]) == "'ü' 'a b'"
+    read = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout
+    assert read.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
+    job = job_of(["-m", *words], profile_of(environment={"X": "\x1b"}), {}, needs_input=False)
+    assert all(map(str.isprintable, job.script().splitlines())) and "export X=$'\\x1b'" in job.script()
+
+
+@pytest.mark.parametrize("script", ["lab/study.sh", "first_910c_run.sh"])
+def test_every_script_reads_a_dry_run_alike(script: str, tmp_path: Path) -> None:
+    command = [str(ROOT / "scripts" / script), str(tmp_path / "out")]
+    environment = {**os.environ, "DRY_RUN": "ture", "PYTHON": sys.executable}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and not done.stdout and not list(tmp_path.iterdir())
+    assert done.stderr == "lopa: DRY_RUN is ture: set it to true, which prints what would start, or unset it\n"
 
 
 def test_an_interrupt_before_anything_is_started_is_one_sentence(
