@@ -9,6 +9,7 @@ from typing import Any
 
 from common.batch import number, real_file, write_whole
 from common.errors import ConfigError, first_line
+from common.processes import inform
 from common.tables import markdown
 
 Result = Mapping[str, Any]
@@ -19,7 +20,7 @@ _PARTS = ("schedule", "forward", "select", "commit", "advance", "device", "outsi
 def publish(result: Result, output: str | None) -> None:
     """Print the tables; with `output` also write the JSON, and them beside it."""
     text = tables(result)
-    print(text)
+    inform(text)
     if output is None:
         return
     path = real_file(Path(output))

@@ -20,7 +20,7 @@ from common.commands.arguments.options import (
 from common.commands.filling import numbers
 from common.config import find_config
 from common.errors import ConfigError
-from common.processes import show
+from common.processes import inform, show
 from common.tables import counted
 
 _OptionalPath = Optional[Path]  # noqa: UP045  typer reads this at run time, on Python 3.10 too
@@ -53,7 +53,7 @@ def trace(
     _write(files, recorded)
     _print_summary(recorded)
     for path in files.values():
-        typer.echo(f"written: {path}", err=True)
+        inform(f"written: {path}", err=True)
 
 
 def _model_and_prompt(first: str | None, second: str | None) -> tuple[str, str]:
@@ -100,11 +100,11 @@ def _write(files: Mapping[str, Path], recorded: Mapping[str, Any]) -> None:
 def _print_summary(recorded: Mapping[str, Any]) -> None:
     """The answer on standard output; a line a pass and the numbers beside it."""
     for event in recorded["events"]:
-        typer.echo(_pass(event), err=True)
+        inform(_pass(event), err=True)
     show(recorded["answer"]["text"].strip("\n"))
     num_tokens, num_passes = recorded["answer"]["length"], len(recorded["events"])
     wins = recorded["num_lookahead_wins"]
-    typer.echo(numbers(num_tokens, num_passes, wins, recorded["seconds"][-1]), err=True)
+    inform(numbers(num_tokens, num_passes, wins, recorded["seconds"][-1]), err=True)
 
 
 def _pass(event: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.commands.arguments.options import WholeNumber
+from common.commands.arguments.options import Parser, WholeNumber
 from common.errors import ConfigError
 
 _SECTIONS = ("linears", "stages", "heads", "steps")
@@ -36,7 +36,7 @@ def measure(arguments: list[str]) -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lopa bench kernels", description=measure.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sections", nargs="+", default=list(_SECTIONS), choices=_SECTIONS)

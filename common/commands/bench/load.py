@@ -6,12 +6,11 @@ import argparse
 import json
 from pathlib import Path
 
-import typer
-
 from common.commands.arguments.found import load_both, profile_here
-from common.commands.arguments.options import WholeNumber, add_model_and_settings, make_ready
+from common.commands.arguments.options import Parser, WholeNumber, add_model_and_settings, make_ready
 from common.config import Sweep, find_config, load_sweep
 from common.errors import ConfigError
+from common.processes import inform
 
 _AT_ONCE = WholeNumber(10**4)
 _LOOKAHEAD = WholeNumber(100, 0)
@@ -45,7 +44,7 @@ def measure(arguments: list[str]) -> None:
         result = measure_requests(profile, run, options)
     else:
         result = (measure_serving if known.http else measure_throughput)(profile, run, answers, options)
-    typer.echo(result.table)
+    inform(result.table)
     if known.output is not None:
         write_whole(real_file(known.output), json.dumps(result.content, indent=2) + "\n")
 
@@ -58,7 +57,7 @@ def _sweep(known: argparse.Namespace) -> Sweep:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lopa bench load", description=measure.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_model_and_settings(parser)

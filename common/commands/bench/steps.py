@@ -6,11 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from common.commands.arguments.options import WholeNumber, add_model_and_settings, load_to_run
+from common.commands.arguments.options import Parser, WholeNumber, add_model_and_settings, load_to_run
 from common.errors import ConfigError
-from common.processes import global_rank
+from common.processes import global_rank, inform
 
 _COUNT = WholeNumber(10**6)
 # A CPU takes minutes for what a GPU does in seconds: this much unless options say more, and no mixes.
@@ -23,7 +21,7 @@ def measure(arguments: list[str]) -> None:
     if known.compare:
         from common.bench import compare
 
-        typer.echo(compare(*(Path(path) for path in known.compare)))
+        inform(compare(*(Path(path) for path in known.compare)))
         return
     if known.model is None:
         raise ConfigError("bench steps: give MODEL, or --compare A.json B.json")
@@ -68,7 +66,7 @@ def make_folder(path: Path) -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
-    parser = argparse.ArgumentParser(prog="lopa bench steps", description=measure.__doc__)
+    parser = Parser(prog="lopa bench steps", description=measure.__doc__)
     add_model_and_settings(parser, nargs="?")
     parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"))
     parser.add_argument("--output", help="JSON file; a table is written beside it, and `lopa report` draws it")

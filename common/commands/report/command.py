@@ -7,6 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from common.processes import inform
+
 _OptionalPath = Optional[Path]  # noqa: UP045  typer reads this at run time, on Python 3.10 too
 
 
@@ -29,4 +31,4 @@ def report(
     page = result_file("--output", output or folder / "report.html", beside=".md")
     markdown = real_file(page.with_suffix(".md"))
     write_report(results, page, markdown)
-    typer.echo(f"written: {page} and {markdown}", err=True)
+    inform(f"written: {page} and {markdown}", err=True)
