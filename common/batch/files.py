@@ -15,7 +15,7 @@ from pathlib import Path
 from common import user_files
 from common.config import InputConfig, OutputConfig, RunConfig
 from common.errors import ConfigError
-from common.parquet import require_pyarrow
+from common.parquet import columns_of, require_pyarrow
 
 STANDARD_INPUT = "-"
 _PARQUET = ".parquet"
@@ -52,6 +52,8 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
         )
     _require_one_name(target)
     require_own_metrics(metrics, target)
+    if run.output.metrics_path or not sidecar_path(target).exists():  # else they are this output's, damaged or not
+        result_file("output.metrics_path", metrics, *_OF_METRICS)
     return run.input, run.output
 
 
@@ -68,12 +70,19 @@ def kept_as_lines(run: RunConfig, *, overwrite: bool) -> tuple[RunConfig, Path |
     require_file("output.path", table)
     if run.input is not None and _is_same_file(Path(run.input.path), table):
         raise ConfigError(f"output.path {table} is the input too: choose another file")
+    if table.exists() and not _is_table_of_results(table):
+        raise ConfigError(f"{table} exists and is not the output of a batch run: choose another output.path")
     if table.exists() and not Path(lines).exists() and not overwrite:
         raise ConfigError(
             f"{table} exists, and {lines}, from which a start resumes, does not: choose another output.path, or pass "
             "--overwrite to start anew"
         )
     return run.model_copy(update={"output": run.output.model_copy(update={"path": lines})}), table
+
+
+def _is_table_of_results(table: Path) -> bool:
+    columns = columns_of(table)
+    return "id" in columns and bool({"finish_reason", "error"} & columns)
 
 
 def real_file(path: Path) -> Path:
@@ -215,7 +224,6 @@ def require_own_metrics(metrics: Path, target: Path) -> None:
         raise ConfigError(f"{metrics} holds the metrics of {other}: set output.metrics_path to a file of its own")
     if metrics.exists() and sidecar_path(metrics).exists():
         raise ConfigError(f"output.metrics_path {metrics} is the output of another run: choose another file")
-    result_file("output.metrics_path", metrics, *_OF_METRICS)
 
 
 def _output_described_by(metrics: Path) -> Path | None:
