@@ -29,6 +29,6 @@ if [ -f "$ascend/ascend-toolkit/set_env.sh" ]; then
   if [ -f "$jemalloc" ] && [[ ${LD_PRELOAD:-} != *jemalloc* ]]; then export LD_PRELOAD=$jemalloc${LD_PRELOAD:+:$LD_PRELOAD}; fi
 fi
 if ! "$PYTHON" -c 'from importlib.util import find_spec as f; exit(not all(map(f, ("torch", "tqdm", "pydantic", "typer"))))' 2>/dev/null; then
-  echo "lopa: $PYTHON lacks what lopa needs: activate its environment, set PYTHON, or pip install -e $root" >&2
+  printf 'lopa: %q lacks what lopa needs: activate its environment, set PYTHON, or pip install -e %q\n' "$PYTHON" "$root" >&2
   exit 2
 fi

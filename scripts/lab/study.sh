@@ -20,7 +20,7 @@ for argument in "$@"; do
   elif [ "${argument#-}" = "$argument" ]; then
     out=$argument
   else
-    echo "study.sh: unknown option $argument; there is --reduced" >&2
+    printf 'study.sh: unknown option %q; there is --reduced\n' "$argument" >&2
     exit 2
   fi
 done

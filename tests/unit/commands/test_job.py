@@ -132,6 +132,7 @@ def test_what_is_started_in_a_pod_has_no_variables_of_the_pod() -> None:
         ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_PORT": "x"}, "PET_MASTER_PORT is 'x': set it to a"),
         ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT 0: set it to a port"),
         ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK 2 of 2 nodes"),
+        ({"NNODES": "0"}, "NNODES 0: set it to how many nodes there are"),
         (
             {"NNODES": "3", "NODE_RANK": "0", "MASTER_ADDR": "a"},
             "wants 8 processes, the same number on each node, but NNODES is 3",
@@ -203,6 +204,32 @@ def test_a_printed_command_steers_no_terminal_and_a_shell_reads_what_was_given()
     assert read.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
     job = job_of(["-m", *words], profile_of(environment={"X": "\x1b"}), {}, needs_input=False)
     assert all(map(str.isprintable, job.script().splitlines())) and "export X=$'\\x1b'" in job.script()
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "variables"),
+    [("run_batch.sh", ["cpu", "demo"], {"PYTHON": "/a\x1b[2J"}), ("lab/study.sh", ["cpu", "--a\x1b[2J"], {})],
+)
+def test_what_a_script_says_steers_no_terminal(script: str, arguments: list[str], variables: dict[str, str]) -> None:
+    command, environment = [str(ROOT / "scripts" / script), *arguments], {**os.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and done.stderr.rstrip("\n").isprintable() and r"a\E[2J" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "value"), [("LIMIT", "30m"), ("TOTAL", "08"), ("LIMIT", "$(touch x)")])
+def test_seconds_of_the_first_run_are_numbers(name: str, value: str, tmp_path: Path) -> None:
+    command, environment = [str(ROOT / "scripts/first_910c_run.sh"), str(tmp_path / "out")], {**os.environ, name: value}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and done.stderr.startswith("lopa: LIMIT or TOTAL is ") and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_archive_of_the_first_run_replaces_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "out.tar.gz").write_text("mine")
+    command = [str(ROOT / "scripts/first_910c_run.sh"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "out.tar.gz is there and of no earlier run" in done.stderr
+    assert (tmp_path / "out.tar.gz").read_text() == "mine"
 
 
 @pytest.mark.parametrize("script", ["lab/study.sh", "first_910c_run.sh"])
