@@ -55,13 +55,18 @@ def measure(arguments: list[str]) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder before anything is measured, on every rank. Raises ConfigError where there can be none."""
+    """Make the folder before anything is measured, on every rank. Raises ConfigError where there can be none, and for
+    other files with the names of what is written there."""
+    from common.batch import result_file
+
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"--profile-trace {path}: no folder can be made there ({error.strerror}); name another"
         ) from None
+    result_file("--profile-trace", path / "trace.json", "traceEvents")
+    result_file("--profile-trace", path / "kernels.txt", begin=b"---")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -73,6 +73,11 @@ def test_tables_replace_those_of_an_earlier_result_only(tmp_path: Path, content:
 def test_a_trace_needs_a_folder(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     make_folder(tmp_path / "a" / "b")
+    (tmp_path / "a/trace.json").write_text('{"traceEvents": []}')
+    make_folder(tmp_path / "a")
+    (tmp_path / "a/trace.json").write_text('{"events": []}')
+    with pytest.raises(ConfigError, match=r"--profile-trace .*a/trace\.json: the file is there, and no earlier result"):
+        make_folder(tmp_path / "a")
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"--profile-trace .*file: no folder can be made there \(File exists\)"):
         make_folder(tmp_path / "file")
