@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -108,6 +109,17 @@ def harmless(text: str, besides: str = "") -> str:
     """The text without control characters, which steer a terminal: Python's escapes stand in their place, but for those
     of `besides`."""
     return _CONTROLS.sub(lambda found: found[0] if found[0] in besides else repr(found[0])[1:-1], text)
+
+
+def as_shell(words: Iterable[str]) -> str:
+    """The words as one printable line that bash reads as they are."""
+    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{''.join(map(_quoted, word))}'" for word in words)
+
+
+def _quoted(character: str) -> str:
+    if character.isprintable() and character not in "\\'":
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 def one_line(message: str) -> str:

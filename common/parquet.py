@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -37,6 +38,17 @@ def read_as_lines(stream: BinaryIO, name: str) -> bytes:
         raise ConfigError(
             f"{name}: a value, such as a date or a text, cannot be read ({first_line(error)}); leave its column out"
         ) from None
+
+
+def columns_of(path: Path) -> set[str]:
+    """Return the columns of a Parquet file; none of another file."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_schema
+
+    try:
+        return set(read_schema(path).names)
+    except (ArrowException, OSError):
+        return set()
 
 
 def as_parquet(records: Sequence[Mapping[str, Any]]) -> bytes:

@@ -6,6 +6,14 @@ if [ -z "${PYTHON:-}" ]; then
   if [ -n "${VIRTUAL_ENV:-}" ]; then PYTHON=$VIRTUAL_ENV/bin/python; fi
 fi
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+dry_run() { # whether commands are to be printed and nothing started
+  case ${DRY_RUN:-} in
+  1 | [Tt][Rr][Uu][Ee] | [Yy][Ee][Ss] | [Oo][Nn]) return 0 ;;
+  '' | 0 | [Ff][Aa][Ll][Ss][Ee] | [Nn][Oo] | [Oo][Ff][Ff]) return 1 ;;
+  esac
+  printf "lopa: DRY_RUN is %q: set it to true, which prints what would start, or unset it\n" "$DRY_RUN" >&2
+  exit 2
+}
 # Ascend: CANN's own, and nnal's, whose operator writes the KV where CANN lacks one. A login shell may have done this;
 # what a cluster starts has none.
 ascend=${ASCEND_ROOT:-/usr/local/Ascend}
@@ -21,6 +29,6 @@ if [ -f "$ascend/ascend-toolkit/set_env.sh" ]; then
   if [ -f "$jemalloc" ] && [[ ${LD_PRELOAD:-} != *jemalloc* ]]; then export LD_PRELOAD=$jemalloc${LD_PRELOAD:+:$LD_PRELOAD}; fi
 fi
 if ! "$PYTHON" -c 'from importlib.util import find_spec as f; exit(not all(map(f, ("torch", "tqdm", "pydantic", "typer"))))' 2>/dev/null; then
-  echo "lopa: $PYTHON lacks what lopa needs: activate its environment, set PYTHON, or pip install -e $root" >&2
+  printf 'lopa: %q lacks what lopa needs: activate its environment, set PYTHON, or pip install -e %q\n' "$PYTHON" "$root" >&2
   exit 2
 fi

@@ -24,9 +24,17 @@ modes=${MODES:-npugraph npugraph_ex torchair eager}
 variants=${VARIANTS:-prefetch ai_cpu one_order attention_auto update_before fused_kv tp2_bp8}
 limit=${LIMIT:-1800}
 total=${TOTAL:-10800}
+for number in "$limit" "$total"; do
+  [[ $number =~ ^[1-9][0-9]{0,8}$ ]] || { printf 'lopa: LIMIT or TOTAL is %q: give whole seconds\n' "$number" >&2 && exit 2; }
+done
+if [ -e "$out.tar.gz" ] && [ ! -e "$out" ]; then
+  printf 'lopa: %q is there and of no earlier run: name another FOLDER, or remove it\n' "$out.tar.gz" >&2
+  exit 2
+fi
 read -ra bench <<<"${BENCH_RUN:-first_910c} ${BENCH_OPTIONS:-} --shapes ${SHAPES:-1x32 1x64 2x32 2x64 2x128}"
 source scripts/env.sh
-dry=${DRY_RUN:-}
+dry=
+if dry_run; then dry=true; fi
 unset DRY_RUN
 summary=()
 # Every Python process prints where its threads are when it is aborted, and an error's traceback before its sentence.
@@ -120,7 +128,7 @@ finish() {
   printf '\n'
   printf '%s\n' "${summary[@]}" | tee "$out/summary.txt"
   tar -czf "$out.tar.gz" -C "$(dirname "$out")" "$(basename "$out")"
-  echo "Send back $out.tar.gz"
+  printf 'Send back %q\n' "$out.tar.gz"
 }
 
 if [ -z "$dry" ]; then

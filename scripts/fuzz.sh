@@ -8,7 +8,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 usage_if_asked "$@"
-if [ $# -lt 1 ] || ! [[ $1 =~ ^[0-9]+$ ]]; then
+if [ $# -lt 1 ] || ! [[ $1 =~ ^[1-9][0-9]{0,8}$ ]]; then
   usage >&2
   exit 2
 fi

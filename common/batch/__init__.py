@@ -5,8 +5,7 @@ from common.batch.files import (
     kept_as_lines,
     metrics_path,
     real_file,
-    require_file,
-    require_page,
+    result_file,
     write_whole,
 )
 from common.batch.inputs import InputLine, parse_line, read_lines, require_shareable
@@ -35,10 +34,9 @@ __all__ = [
     "read_records",
     "real_file",
     "refused",
-    "require_file",
-    "require_page",
     "require_shareable",
     "require_some_finished",
+    "result_file",
     "run_batch",
     "sweep_table",
     "unreadable",

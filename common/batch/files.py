@@ -8,18 +8,20 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common import user_files
 from common.config import InputConfig, OutputConfig, RunConfig
 from common.errors import ConfigError
-from common.parquet import require_pyarrow
+from common.parquet import columns_of, require_pyarrow
 
 STANDARD_INPUT = "-"
 _PARQUET = ".parquet"
 _PAGE = b"<!doctype html>"
+_MOST_BYTES = 2**28  # of a result: what is longer is none
+_OF_METRICS = ("requests", "tpf")
 
 
 def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
@@ -50,6 +52,8 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
         )
     _require_one_name(target)
     require_own_metrics(metrics, target)
+    if run.output.metrics_path or not sidecar_path(target).exists():  # else they are this output's, damaged or not
+        result_file("output.metrics_path", metrics, *_OF_METRICS)
     return run.input, run.output
 
 
@@ -66,12 +70,19 @@ def kept_as_lines(run: RunConfig, *, overwrite: bool) -> tuple[RunConfig, Path |
     require_file("output.path", table)
     if run.input is not None and _is_same_file(Path(run.input.path), table):
         raise ConfigError(f"output.path {table} is the input too: choose another file")
+    if table.exists() and not _is_table_of_results(table):
+        raise ConfigError(f"{table} exists and is not the output of a batch run: choose another output.path")
     if table.exists() and not Path(lines).exists() and not overwrite:
         raise ConfigError(
             f"{table} exists, and {lines}, from which a start resumes, does not: choose another output.path, or pass "
             "--overwrite to start anew"
         )
     return run.model_copy(update={"output": run.output.model_copy(update={"path": lines})}), table
+
+
+def _is_table_of_results(table: Path) -> bool:
+    columns = columns_of(table)
+    return "id" in columns and bool({"finish_reason", "error"} & columns)
 
 
 def real_file(path: Path) -> Path:
@@ -125,15 +136,42 @@ def naming(path: Path | str, fix: str = "choose a place that is writable and has
         raise ConfigError(f"{path}: {error.strerror or error}; {fix}") from error
 
 
-def require_page(option: str, path: Path) -> None:
-    """Raise ConfigError unless a page can be written here: to no file yet, or over an earlier page."""
+def result_file(option: str, path: Path, *keys: str, begin: bytes = _PAGE, beside: str = "") -> Path:
+    """Return where a command's result goes: to no file yet, or over an earlier result of the same command.
+
+    keys: what every JSON result of the command has. begin: the first bytes of one that is no JSON. beside: the suffix
+    of the tables that are written with it. Raises ConfigError where either cannot be written, or would replace another
+    file.
+    """
+    path = real_file(path)
     require_file(option, path)
     with naming(path, f"choose another {option}"):
-        if path.exists():
-            with path.open("rb") as file:
-                begin = file.read(len(_PAGE))
-            if begin.lower() not in (_PAGE, b""):
-                raise ConfigError(f"{option} {path}: the file is there and is no page: name another, such as page.html")
+        is_there = path.exists() and path.stat().st_size > 0
+        if is_there and not _is_result(path, keys, begin):
+            raise ConfigError(
+                f"{option} {path}: the file is there, and no earlier result of this command: name another, or remove it"
+            )
+    if not beside:
+        return path
+    tables = real_file(path.with_suffix(beside))
+    if tables == path:
+        raise ConfigError(f"{option} {path}: {beside} is for the tables that go beside it: choose another name")
+    require_file(option, tables)
+    if tables.exists() and not is_there:
+        raise ConfigError(f"{option} {path}: its tables would replace {tables}, which is there: choose another name")
+    return path
+
+
+def _is_result(path: Path, keys: Sequence[str], begin: bytes) -> bool:
+    with path.open("rb") as file:
+        text = file.read(_MOST_BYTES if keys else len(begin))
+    if not keys:
+        return text.lower() == begin
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.keys() >= {*keys}
 
 
 def require_file(setting: str, path: Path, longest_suffix: str = "") -> None:

@@ -118,8 +118,13 @@ def start_output(path: Path, identity: Mapping[str, Any], *, overwrite: bool, re
         adopt_sidecar(path)
         path = real_file(path)
         has_records = path.exists() and path.stat().st_size > 0
-        if has_records and not sidecar_path(path).exists() and not overwrite:
-            raise ConfigError(f"{path} exists and is not the output of a batch run: {FIX}")
+        if has_records and not sidecar_path(path).exists():
+            if not _holds_results(path):  # an input, or a file of the model
+                raise ConfigError(f"{path} exists and is not the output of a batch run: choose another output.path")
+            if not overwrite:
+                raise ConfigError(
+                    f"{path} exists, and {sidecar_path(path).name}, which says of what run, does not: {FIX}"
+                )
         lock = lock_alone(path)
         try:
             if overwrite:
@@ -197,6 +202,14 @@ def _can_be_summed(records: list[Record]) -> bool:
         summarize(records)
         return all(isinstance(r["id"], (str, int)) and isinstance(r.get("error", ""), str) for r in records)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError):
+        return False
+
+
+def _holds_results(path: Path) -> bool:
+    """Whether its first line is a result of a run, whose file beside it is lost."""
+    try:
+        return any(map(_can_be_summed, ([record] for record in islice(every_record(path), 1))))
+    except ConfigError:
         return False
 
 

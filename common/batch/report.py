@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import harmless
+from common.processes import inform
 from common.scoring import DEFINITIONS
 from common.tables import counted
 
@@ -29,7 +30,7 @@ def print_summary(title: str, metrics: Mapping[str, Any], *, details: bool = Fal
     if details:
         _print_details(title, metrics)
     else:
-        print("\n".join([*_summary(metrics), f"{harmless(title)} (--details prints every number and what it means)"]))
+        inform("\n".join([*_summary(metrics), f"{title} (--details prints every number and what it means)"]))
 
 
 def _summary(metrics: Mapping[str, Any]) -> list[str]:
@@ -59,7 +60,7 @@ def _print_details(title: str, metrics: Mapping[str, Any]) -> None:
     for name, canvas, effective in _rows(metrics):
         table.add_row(name, canvas, effective)
     console = _console()
-    console.print(_facts(metrics))
+    console.print(harmless(_facts(metrics)))
     console.print(table)
     console.print("\n".join(meanings(("canvas", "effective", "tpf", "tps", "without_first_step", "latency_s"))))
 

@@ -9,7 +9,7 @@ from common.bench.estimate.tables import estimate_tables
 from common.bench.host import HostOptions, HostSizes, measure_host
 from common.bench.load import LoadOptions, Setting
 from common.bench.marking import measure_marking
-from common.bench.report import beside, compare
+from common.bench.report import compare
 from common.bench.requests import measure_requests
 from common.bench.serving import measure_serving
 from common.bench.steps import BenchOptions, run_bench
@@ -22,7 +22,6 @@ __all__ = [
     "LoadOptions",
     "Options",
     "Setting",
-    "beside",
     "compare",
     "estimate_tables",
     "fastest_mesh",

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.batch import number
+from common.batch import number, real_file, write_whole
 from common.errors import ConfigError, first_line
+from common.processes import inform
 from common.tables import markdown
 
 Result = Mapping[str, Any]
@@ -21,21 +22,15 @@ _MEANING = (
 )
 
 
-def beside(output: Path) -> Path:
-    """Return the file of the tables that are written with it."""
-    return output.with_suffix(".md")
-
-
 def publish(result: Result, output: str | None) -> None:
     """Print the tables; with `output` also write the JSON, and them beside it."""
     text = tables(result)
-    print(text)
+    inform(text)
     if output is None:
         return
-    path = Path(output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    beside(path).write_text(text + "\n", encoding="utf-8")
+    path = real_file(Path(output))
+    write_whole(path, json.dumps(result, indent=2) + "\n")
+    write_whole(real_file(path.with_suffix(".md")), text + "\n")
 
 
 def tables(result: Result) -> str:

@@ -34,9 +34,8 @@ def measure_requests(profile: DeviceProfile, run: RunConfig, options: LoadOption
     for at_once in options.at_once:
         rows.append(_measure(profile, for_loads(run, at_once), options.num_prompts, at_once))
         tell("; ".join(f"{heading}: {_cell(rows[-1][name])}" for name, heading in _COLUMNS.items()))
-    return LoadResult(
-        markdown(list(_COLUMNS.values()), [[_cell(row[name]) for name in _COLUMNS] for row in rows]), rows
-    )
+    cells = [[_cell(row[name]) for name in _COLUMNS] for row in rows]
+    return LoadResult(markdown(list(_COLUMNS.values()), cells), {"loads": rows})
 
 
 def _cell(value: float | None) -> str:

@@ -61,7 +61,7 @@ def measure_serving(profile: DeviceProfile, run: RunConfig, answers: RunConfig, 
         served = _with_http(generator, orders, options.port)
     facts = [{name: order[name] for name in ("at_once", "num_lookahead")} for order in orders]
     loads = [{**fact, "engine": one, "server": other} for fact, one, other in zip(facts, alone, served, strict=True)]
-    return LoadResult(_table(loads), loads)
+    return LoadResult(_table(loads), {"loads": loads})
 
 
 def _without_http(

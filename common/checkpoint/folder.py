@@ -6,6 +6,7 @@ Refused are files that are larger, or nested deeper, than any that a model needs
 from __future__ import annotations
 
 import json
+import os
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,15 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def has_file(path: Path) -> bool:
+    """Whether an optional file is there. Raises ConfigError for what else has its name, such as a link whose file is
+    gone: without the file the model may answer otherwise."""
+    if not is_file(path) and os.path.lexists(path):
+        what = "a link that leads to no file" if path.is_symlink() else why_no_file(path)
+        raise ConfigError(f"{path}: {what}; download it again, or remove it where the model has none")
+    return is_file(path)
 
 
 def read_text(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:

@@ -13,7 +13,7 @@ from zlib import crc32
 import torch
 from safetensors import SafetensorError, safe_open
 
-from common.checkpoint.folder import is_file, plain, read_json_object, shown
+from common.checkpoint.folder import has_file, is_file, plain, read_json_object, shown
 from common.checkpoint.model_config import ModelConfig
 from common.checkpoint.rules import checkpoint_shapes
 from common.checkpoint.sanity import allocated
@@ -74,7 +74,7 @@ class SafetensorsFolder:
         return str(self._index if self._is_sharded() else self._single)
 
     def _is_sharded(self) -> bool:
-        return is_file(self._index) and not is_file(self._single)
+        return has_file(self._index) and not has_file(self._single)
 
     def _slice_of(self, name: str) -> Any:
         assert name in self._file_of, f"{name} is not among names()"
@@ -121,14 +121,14 @@ class SafetensorsFolder:
         return file_of
 
     def _read_single(self) -> dict[str, Path]:
-        if not is_file(self._single):
+        if not has_file(self._single):
             for path in (self._single, self._index):
                 if (why := why_no_file(path)) != NO_SUCH_FILE:
                     raise ConfigError(f"{path}: {why}; download it again")
             raise ConfigError(
                 f"{self._folder}: neither {self._single.name} nor {self._index.name} found; {self._fix()}"
             )
-        if is_file(self._index):
+        if has_file(self._index):
             logger.warning("%s is read, and %s beside it is not", self._single, self._index.name)
         return dict.fromkeys(self._open(self._single).keys(), self._single)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import tokenizers
 
-from common.checkpoint.folder import MOST_VOCABULARY_BYTES, is_file, plain, read_json_object, read_text, shown
+from common.checkpoint.folder import MOST_VOCABULARY_BYTES, has_file, plain, read_json_object, read_text, shown
 from common.errors import ConfigError, first_line
 
 # The pattern of Qwen2 and Dream: contractions, words, single digits, punctuation, line breaks, spaces.
@@ -33,7 +33,7 @@ _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if is_file(path) else {}
+    return read_json_object(path) if has_file(path) else {}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _text_of(token: Any) -> str | None:
 def read_spec(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, Any]:
     """The tokenizer in the terms of tokenizer.json, added tokens of the other files included."""
     path = folder / "tokenizer.json"
-    spec = read_json_object(path, MOST_VOCABULARY_BYTES) if is_file(path) else _byte_level_bpe(folder)
+    spec = read_json_object(path, MOST_VOCABULARY_BYTES) if has_file(path) else _byte_level_bpe(folder)
     model = spec.get("model")
     if not isinstance(model, dict) or "vocab" not in model:
         raise ConfigError(f"{path}: model.vocab: missing; download the file again")
@@ -129,7 +129,7 @@ def _extra_tokens(settings: Mapping[str, Any]) -> set[str]:
 def _byte_level_bpe(folder: Path) -> dict[str, Any]:
     """Qwen2's and Dream's tokenizer from vocab.json and merges.txt."""
     merges_path = folder / "merges.txt"
-    if not is_file(merges_path):
+    if not has_file(merges_path):
         raise ConfigError(f"{folder}: neither tokenizer.json nor vocab.json with merges.txt found; download them")
     split = {"type": "Split", "pattern": {"Regex": _PRETOKENIZE}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
@@ -287,7 +287,7 @@ def read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """The default template: a file of its own goes before tokenizer_config.json (`settings`). None where none is."""
     named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     for path in (folder / "additional_chat_templates" / "default.jinja", folder / "chat_template.jinja"):
-        if is_file(path):
+        if has_file(path):
             return read_text(path)
     template = None if named else settings.get("chat_template")
     if isinstance(template, list):  # several named ones

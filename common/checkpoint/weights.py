@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from common.checkpoint.families.quantized import UNQUANTIZED
-from common.checkpoint.folder import is_file, plain, shown
+from common.checkpoint.folder import has_file, plain, shown
 from common.checkpoint.lora import LoraSource
 from common.checkpoint.model_config import ModelConfig
 from common.checkpoint.rules import (
@@ -170,7 +170,7 @@ def _why_missing(source: TensorSource, name: str) -> str:
 
 
 def _check_no_adapter(folder: Path, lora_path: str | None) -> None:
-    if lora_path is None and is_file(folder / "adapter_config.json"):
+    if lora_path is None and has_file(folder / "adapter_config.json"):
         raise ConfigError(
             f"{folder / 'adapter_config.json'}: a LoRA beside the model's own weights; set `lora_path` to this folder "
             "to merge it, or move its files away"

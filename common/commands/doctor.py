@@ -17,7 +17,7 @@ from common.commands.arguments.found import memory_bytes, profile_here
 from common.config import DeviceProfile, RunConfig, load_profile, load_run
 from common.errors import ConfigError, harmless
 from common.platforms import Finding, Platform, all_platforms, platform_of
-from common.processes import Nodes, processes_here, resolve_mesh
+from common.processes import Nodes, inform, processes_here, resolve_mesh
 from common.scoring import fingerprint
 from common.version import version_of
 
@@ -47,7 +47,7 @@ def doctor(
     model = model and load_run(model).model
     exit_code = examine(device_profile)
     if model is not None and device_profile is not None:
-        print(linears_of(device_profile, model))
+        inform(linears_of(device_profile, model))
     if selftest and device_profile is not None:
         exit_code = exit_code or run_selftest(device_profile, model)
     raise typer.Exit(exit_code)

@@ -20,10 +20,11 @@ from common.commands.arguments.options import (
 from common.commands.filling import numbers
 from common.config import find_config
 from common.errors import ConfigError
-from common.processes import show
+from common.processes import inform, show
 from common.tables import counted
 
 _OptionalPath = Optional[Path]  # noqa: UP045  typer reads this at run time, on Python 3.10 too
+_KEYS: dict[str, tuple[str, ...]] = {"--html": (), "--json": ("events", "num_lookahead_wins")}
 
 
 def trace(
@@ -52,7 +53,7 @@ def trace(
     _write(files, recorded)
     _print_summary(recorded)
     for path in files.values():
-        typer.echo(f"written: {path}", err=True)
+        inform(f"written: {path}", err=True)
 
 
 def _model_and_prompt(first: str | None, second: str | None) -> tuple[str, str]:
@@ -76,13 +77,11 @@ def _is_model(name: str) -> bool:
 def _output_files(files: Mapping[str, Path | None]) -> dict[str, Path]:
     """Find where the files of these options really lie; options without one are left out.
 
-    Raises ConfigError for a place that cannot be written, and for two options of one file.
+    Raises ConfigError for a place that cannot be written, another file there, and two options of one file.
     """
-    from common.batch import real_file, require_file, require_page
+    from common.batch import result_file
 
-    found = {option: real_file(path) for option, path in files.items() if path is not None}
-    for option, path in found.items():
-        (require_page if option == "--html" else require_file)(option, path)
+    found = {option: result_file(option, path, *_KEYS[option]) for option, path in files.items() if path is not None}
     if len({path.resolve() for path in found.values()}) < len(found):
         raise ConfigError(f"{' and '.join(found)} name the same file: choose two")
     return found
@@ -101,11 +100,11 @@ def _write(files: Mapping[str, Path], recorded: Mapping[str, Any]) -> None:
 def _print_summary(recorded: Mapping[str, Any]) -> None:
     """The answer on standard output; a line a pass and the numbers beside it."""
     for event in recorded["events"]:
-        typer.echo(_pass(event), err=True)
+        inform(_pass(event), err=True)
     show(recorded["answer"]["text"].strip("\n"))
     num_tokens, num_passes = recorded["answer"]["length"], len(recorded["events"])
     wins = recorded["num_lookahead_wins"]
-    typer.echo(numbers(num_tokens, num_passes, wins, recorded["seconds"][-1]), err=True)
+    inform(numbers(num_tokens, num_passes, wins, recorded["seconds"][-1]), err=True)
 
 
 def _pass(event: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.batch import sweep_table, write_whole
+from common.batch import result_file, sweep_table, write_whole
 from common.config import Sweep, SweepPoint, slug
 from common.errors import ConfigError
 from common.hub import known_as
@@ -48,7 +48,7 @@ class Board:
     def begin(self, points: Sequence[SweepPoint]) -> None:
         """Note that these points are to be run, and drop what is known of a point under other settings.
 
-        Raises ConfigError where the folder holds another sweep.
+        Raises ConfigError where the folder holds another sweep, or other files of these names.
         """
         self._require_own_folder()
         earlier = {row["name"]: row for row in self.rows()}
@@ -110,6 +110,8 @@ class Board:
                 f"{self.path.parent}: holds results of the sweep {other.stem}: choose another folder for {own.stem}, "
                 "by --set output.path=outputs/NAME.jsonl, or by folder in the sweep"
             )
+        result_file("sweep", self.path.with_suffix(".csv"), begin=b"name,status,")
+        result_file("sweep", self.path.with_suffix(".md"), begin=b"| ")
 
     def _change(self, name: str, **values: Any) -> None:
         self._write([row | values if row["name"] == name else row for row in self.rows()])

@@ -33,6 +33,7 @@ from common.evaluation.families.settings import settings_of
 from common.evaluation.families.trace import FamilyTrace, is_family_trace, read_family_trace
 from common.evaluation.trace import Trace, TraceStep, read_trace
 from common.platforms import build_engine
+from common.processes import inform
 from common.runtime import facts_of
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 def replay_files(paths: Sequence[Path]) -> int:
     """Replay every trace, print a line each; 0 if all agree, 1 if some differ, 2 if some could not be replayed."""
     codes = [_replay_file(path, cpu_profile()) for path in paths]
-    print(f"{codes.count(0)} passed, {codes.count(1)} failed, {codes.count(2)} not replayed")
+    inform(f"{codes.count(0)} passed, {codes.count(1)} failed, {codes.count(2)} not replayed")
     return max(codes, default=0)
 
 
@@ -58,7 +59,7 @@ def _replay_file(path: Path, profile: DeviceProfile) -> int:
     except (ConfigError, EngineError, OSError) as error:
         logger.error("%s: %s", path, what_failed(error).removeprefix(f"{path}: "))
         return 2
-    print(f"{path.name}: {difference or f'ok, {num_steps} steps'}")
+    inform(f"{path.name}: {difference or f'ok, {num_steps} steps'}")
     return 0 if difference is None else 1
 
 

@@ -7,7 +7,7 @@ from common.processes.environment import apply_environment
 from common.processes.mesh import Mesh, check_started, close_mesh, host_group, init_mesh, resolve_mesh
 from common.processes.nodes import Nodes, injected, processes_here, torchrun_options
 from common.processes.ranks import global_rank, local_rank, num_started, num_started_here, shown_rank
-from common.processes.saying import drop_unwritten, log_to_stderr, say, show
+from common.processes.saying import drop_unwritten, inform, log_to_stderr, say, show
 from common.processes.stop import (
     Stopped,
     die_with_launcher,
@@ -38,6 +38,7 @@ __all__ = [
     "end_undisturbed",
     "global_rank",
     "host_group",
+    "inform",
     "init_mesh",
     "injected",
     "keep_until_end",

@@ -34,6 +34,8 @@ class Nodes:
         """Raises ConfigError for a number that is none, and for what is missing."""
         environment = {**environment, **_of_pod(environment)}
         count, rank = (_integer(environment, name, default) for name, default in (("NNODES", 1), ("NODE_RANK", 0)))
+        if count < 1:
+            raise ConfigError(f"NNODES {count}: set it to how many nodes there are, or unset it for this one alone")
         if not 0 <= rank < count:
             raise ConfigError(f"NODE_RANK {rank} of {count} nodes: set it to 0 on the first node, 1 on the second, ...")
         if count == 1:

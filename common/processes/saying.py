@@ -22,6 +22,11 @@ def show(text: str) -> None:
     print(harmless(text, "\n\t") if sys.stdout.isatty() else text, flush=True)
 
 
+def inform(text: str, *, err: bool = False) -> None:
+    """Write lines that may hold names of files, rows and models, which say nothing to a terminal."""
+    print(harmless(text, "\n\t"), file=sys.stderr if err else sys.stdout, flush=True)
+
+
 def drop_unwritten() -> None:
     """Let go of what the standard streams could not write: Python tries once more when it ends, and would put its own
     exit code in place of the process's."""

@@ -20,13 +20,14 @@ for argument in "$@"; do
   elif [ "${argument#-}" = "$argument" ]; then
     out=$argument
   else
-    echo "study.sh: unknown option $argument; there is --reduced" >&2
+    printf 'study.sh: unknown option %q; there is --reduced\n' "$argument" >&2
     exit 2
   fi
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/env.sh
-case ${DRY_RUN:-} in 1 | [Tt][Rr][Uu][Ee] | [Yy][Ee][Ss]) is_dry=true ;; *) is_dry=false ;; esac
+is_dry=false
+if dry_run; then is_dry=true; fi
 
 # In the background: a shell that waits hears a signal at once, and what it has started ends with it. A kill -9, which no
 # shell hears, ends it through scripts.lab.study.child.
@@ -48,7 +49,7 @@ sweep() { # RUN SWEEP LIMIT AT_ONCE [--set ...]
 halves() { # RUN SWEEP PART INPUT LIMIT: PART, such as "head -n 350", says which problems of INPUT
   local half="$out/$1/$2_problems.jsonl"
   if [ "$is_dry" = true ]; then
-    echo "$3 $4 >$half"
+    printf '%s %q >%q\n' "$3" "$4" "$half"
   else
     mkdir -p "$out/$1"
     $3 "$4" >"$half"
@@ -56,7 +57,7 @@ halves() { # RUN SWEEP PART INPUT LIMIT: PART, such as "head -n 350", says which
   sweep "$1" "$2" "$5" "$at_once" --set input.path="$half"
 }
 part() { # MODULE ...
-  if [ "$is_dry" = true ]; then echo "$PYTHON -m $*"; else start "$PYTHON" -m "$@"; fi
+  if [ "$is_dry" = true ]; then printf '%q ' "$PYTHON" -m "$@" && echo; else start "$PYTHON" -m "$@"; fi
 }
 parts() { # RUN
   [ -s "$out/part_orders_$1.json" ] || part scripts.lab.study.orders --profile "$profile" --run "$1" \

@@ -18,7 +18,7 @@ from common.checkpoint.families.dense import (
 from common.checkpoint.families.experts import read_llada2_moe, read_sdar_moe
 from common.checkpoint.families.fields import Fields
 from common.checkpoint.families.quantized import check_unquantized
-from common.checkpoint.folder import existing_folder, is_file, read_json_object, shown
+from common.checkpoint.folder import existing_folder, has_file, read_json_object, shown
 from common.checkpoint.model_config import ModelConfig
 from common.errors import ConfigError
 
@@ -58,7 +58,7 @@ def load_model_config(folder: str | Path) -> ModelConfig:
 
 def _check_no_adapter(path: Path) -> None:
     adapter = path.with_name("adapter_config.json")
-    if is_file(adapter) and not is_file(path):
+    if has_file(adapter) and not has_file(path):
         base = read_json_object(adapter).get("base_model_name_or_path")
         raise ConfigError(
             f"{adapter.parent}: a LoRA, not a model: set `lora_path` to it and `model` to the folder of its base "

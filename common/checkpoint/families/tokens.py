@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.checkpoint.families.fields import FIX, Fields
-from common.checkpoint.folder import MOST_VOCABULARY_BYTES, is_file, read_json_object, shown
+from common.checkpoint.folder import MOST_VOCABULARY_BYTES, has_file, read_json_object, shown
 from common.checkpoint.tokenizer_files import read_settings, special_tokens
 
 _MOST_DIGITS = 20  # of an id
@@ -57,7 +57,7 @@ def mask_token_id(fields: Fields, vocab_size: int, stop_ids: tuple[int, ...], te
 def _source_of(fields: Fields, key: str) -> Fields:
     """generation_config.json where it names such a token, else config.json."""
     path = fields.path.with_name("generation_config.json")
-    generation = Fields(path) if is_file(path) else fields
+    generation = Fields(path) if has_file(path) else fields
     return fields if generation.get(key) in (None, []) else generation
 
 
@@ -87,4 +87,4 @@ def _added_tokens(folder: Path) -> dict[str, Any]:
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    return read_json_object(path, MOST_VOCABULARY_BYTES) if is_file(path) else {}
+    return read_json_object(path, MOST_VOCABULARY_BYTES) if has_file(path) else {}

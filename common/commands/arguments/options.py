@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Optional
 
 import typer
 
@@ -68,6 +68,13 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Drop earlier
 def _completed(kind: Literal["profiles", "runs"], begun: str) -> list[str]:
     """Return what the shell offers to complete; it knows files itself."""
     return [name for name in shipped_names(kind) if name.startswith(begun)]
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads a command's own arguments; what is wrong is said in one printable line."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(one_line(message))
 
 
 class WholeNumber:

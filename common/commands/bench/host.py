@@ -6,7 +6,7 @@ import argparse
 
 import typer
 
-from common.commands.arguments.options import WholeNumber
+from common.commands.arguments.options import Parser, WholeNumber
 
 _COUNT = WholeNumber(10**5)
 # common.bench.host has them too, and takes long to load.
@@ -32,7 +32,7 @@ def measure(arguments: list[str]) -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
-    parser = argparse.ArgumentParser(prog="lopa bench host", description=measure.__doc__)
+    parser = Parser(prog="lopa bench host", description=measure.__doc__)
     parser.add_argument("--num-lookahead", type=WholeNumber(100, 0), default=7, help="lookahead branches")
     parser.add_argument("--window", type=_COUNT, default=96, help="mean positions of a row, about")
     parser.add_argument("--requests", type=_COUNT, default=1, help="requests at once")

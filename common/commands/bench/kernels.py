@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.commands.arguments.options import WholeNumber
+from common.commands.arguments.options import Parser, WholeNumber
 from common.errors import ConfigError
 
 _SECTIONS = ("linears", "stages", "heads", "steps")
@@ -24,16 +24,19 @@ def measure(arguments: list[str]) -> None:
     """
     known = parse(arguments)
     _require_gpu()
+    from common.batch import result_file, write_whole
+
+    output = None if known.output is None else result_file("--output", known.output, "floors")
     # By name, since engines stand on this package.
     study = import_module("lopa_cuda.bench.kernels")
     result = study.measure_kernels(known.sections, known.kinds, known.tokens, known.prefix)
-    if known.output is not None:
-        known.output.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+    if output is not None:
+        write_whole(output, json.dumps(result, indent=1, default=str) + "\n")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lopa bench kernels", description=measure.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sections", nargs="+", default=list(_SECTIONS), choices=_SECTIONS,

@@ -6,12 +6,11 @@ import argparse
 import json
 from pathlib import Path
 
-import typer
-
 from common.commands.arguments.found import load_both, profile_here
-from common.commands.arguments.options import WholeNumber, add_model_and_settings, make_ready
+from common.commands.arguments.options import Parser, WholeNumber, add_model_and_settings, make_ready
 from common.config import Sweep, find_config, load_sweep
 from common.errors import ConfigError
+from common.processes import inform
 
 _AT_ONCE = WholeNumber(10**4)
 _LOOKAHEAD = WholeNumber(100, 0)
@@ -31,6 +30,7 @@ def measure(arguments: list[str]) -> None:
     profile, run = load_both(known.profile, known.model, known.set)
     answers = load_both(known.profile, known.answers, _of_answers(known))[1] if known.answers else run
     make_ready(profile)
+    from common.batch import real_file, write_whole
     from common.bench import LoadOptions, Setting, measure_requests, measure_serving, measure_throughput
 
     chosen = {"lookahead": ("0", "3", "7")} if known.http else {}
@@ -45,9 +45,9 @@ def measure(arguments: list[str]) -> None:
         result = measure_requests(profile, run, options)
     else:
         result = (measure_serving if known.http else measure_throughput)(profile, run, answers, options)
-    typer.echo(result.table)
+    inform(result.table)
     if known.output is not None:
-        known.output.write_text(json.dumps(result.content, indent=2) + "\n", encoding="utf-8")
+        write_whole(real_file(known.output), json.dumps(result.content, indent=2) + "\n")
 
 
 def _sweep(known: argparse.Namespace) -> Sweep:
@@ -63,7 +63,7 @@ def _of_answers(known: argparse.Namespace) -> list[str]:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lopa bench load", description=measure.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_model_and_settings(parser)
@@ -92,7 +92,7 @@ def _lookahead(text: str) -> str:
 
 def _check(known: argparse.Namespace) -> None:
     """Check the options before anything is loaded. Raises ConfigError."""
-    from common.batch import real_file, require_file
+    from common.batch import result_file
 
     if known.answers is None and (known.http or known.lookahead or known.sweep):
         option = "--http" if known.http else "--lookahead" if known.lookahead else "--sweep"
@@ -104,4 +104,4 @@ def _check(known: argparse.Namespace) -> None:
     if known.http and not set(_PACES).isdisjoint(known.lookahead or ()):
         raise ConfigError("bench load: with --http --lookahead takes numbers: a pace is set by --set pace=balanced")
     if known.output is not None:
-        require_file("--output", real_file(known.output))
+        result_file("--output", known.output, "loads")

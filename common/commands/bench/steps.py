@@ -6,11 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from common.commands.arguments.options import WholeNumber, add_model_and_settings, load_to_run
+from common.commands.arguments.options import Parser, WholeNumber, add_model_and_settings, load_to_run
 from common.errors import ConfigError
-from common.processes import global_rank
+from common.processes import global_rank, inform
 
 _COUNT = WholeNumber(10**6)
 # A CPU takes minutes for what a GPU does in seconds: this much unless options say more, and no mixes.
@@ -23,12 +21,13 @@ def measure(arguments: list[str]) -> None:
     if known.compare:
         from common.bench import compare
 
-        typer.echo(compare(*(Path(path) for path in known.compare)))
+        inform(compare(*(Path(path) for path in known.compare)))
         return
     if known.model is None:
         raise ConfigError("bench steps: give MODEL, or --compare A.json B.json")
     profile, run = load_to_run(known.profile, known.model, known.set, "scripts/bench.sh")
     # Here: it loads torch, which a wrong argument has no reason to wait for.
+    from common.batch import result_file
     from common.bench import BenchOptions, run_bench
     from common.checkpoint import load_model_config
     from common.runtime import longest_request
@@ -42,7 +41,7 @@ def measure(arguments: list[str]) -> None:
             setattr(known, name, getattr(known, name) or value)
     _check(known, most)
     if known.output is not None and global_rank() == 0:
-        check_output(Path(known.output))
+        result_file("--output", Path(known.output), "conditions", "shapes", beside=".md")
     if known.profile_trace is not None:
         make_folder(Path(known.profile_trace))
     given = {
@@ -55,31 +54,24 @@ def measure(arguments: list[str]) -> None:
     run_bench(profile, run, BenchOptions(**chosen, output=known.output, trace=known.profile_trace))
 
 
-def check_output(path: Path) -> None:
-    """Check the output before anything is measured. Raises ConfigError where it or what lies beside it could not be
-    written."""
-    from common.batch import real_file, require_file
-    from common.bench import beside
-
-    require_file("--output", real_file(path))
-    if beside(path) == path:
-        raise ConfigError(f"--output {path}: .md is for the table that is written beside it: name a JSON file")
-    require_file("--output", beside(path))
-
-
 def make_folder(path: Path) -> None:
-    """Make the folder before anything is measured, on every rank. Raises ConfigError where there can be none."""
+    """Make the folder before anything is measured, on every rank. Raises ConfigError where there can be none, and for
+    other files with the names of what is written there."""
+    from common.batch import result_file
+
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"--profile-trace {path}: no folder can be made there ({error.strerror}); name another"
         ) from None
+    result_file("--profile-trace", path / "trace.json", "traceEvents")
+    result_file("--profile-trace", path / "kernels.txt", begin=b"---")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
-    parser = argparse.ArgumentParser(prog="lopa bench steps", description=measure.__doc__)
+    parser = Parser(prog="lopa bench steps", description=measure.__doc__)
     add_model_and_settings(parser, nargs="?")
     parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"),
                         help="measure nothing, but set two result files side by side")  # fmt: skip

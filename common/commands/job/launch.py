@@ -4,7 +4,6 @@ any of them begins."""
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from common.batch import check_input, input_and_output
 from common.commands.bench import steps
 from common.commands.main import app
 from common.config import DeviceProfile, RunConfig
-from common.errors import ConfigError
+from common.errors import ConfigError, as_shell
 from common.platforms import platform_of
 from common.processes import Nodes, injected, processes_here, resolve_mesh, supervise, torchrun_options
 
@@ -49,9 +48,9 @@ class Job:
         return [sys.executable, *launcher, *self.worker]
 
     def script(self) -> str:
-        exports = [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        unset = [shlex.join(["unset", *self.dropped])] if self.dropped else []
-        return "\n".join([*unset, *exports, shlex.join(self.command)])
+        exports = [f"export {name}={as_shell([value])}" for name, value in self.environment.items()]
+        unset = [as_shell(["unset", *self.dropped])] if self.dropped else []
+        return "\n".join([*unset, *exports, as_shell(self.command)])
 
 
 def job_of(

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import NoReturn
 
 from common.commands.arguments.found import load_both
-from common.commands.arguments.options import HUB_KEYS, allowing
+from common.commands.arguments.options import HUB_KEYS, Parser, allowing
 from common.commands.job import sweep
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
 from common.commands.main import open_standard_streams
@@ -37,7 +37,7 @@ _HELP = {"-h", "--help"}
 
 def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Job, DeviceProfile, RunConfig]:
     """Plan what to start for `command PROFILE RUN ...` in this environment. Raises ConfigError."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)  # --help is the worker's
+    parser = Parser(allow_abbrev=False, add_help=False)  # --help is the worker's
     parser.add_argument("command", choices=("run", "serve", "evaluate", "bench"), help=argparse.SUPPRESS)
     parser.add_argument("profile", help="device profile: a YAML file, or the name of one in configs/profiles")
     parser.add_argument("run", help="run file: a YAML file, or the name of one in configs/runs")

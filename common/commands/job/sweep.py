@@ -11,7 +11,6 @@ start goes on there.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import logging
 import os
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.batch import check_input, input_and_output
-from common.commands.arguments.options import allowing
+from common.commands.arguments.options import Parser, allowing
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
 from common.config import OWN, Sweep, SweepLaunch, SweepPoint, find_config, load_sweep, slug
 from common.errors import ConfigError, one_line, placed
@@ -72,14 +71,14 @@ class SweepPlan:
         parts = []
         for launch in self.sweep.launches:
             lines = self.job(launch, environment).script()
-            title = f"# {', '.join(point.name for point in launch.points)}"
+            title = one_line(f"# {', '.join(point.name for point in launch.points)}")
             parts.append(f"{title}\n{lines}" if len(self.sweep.launches) == 1 else f"{title}\n(\n{lines}\n)")
         return "\n".join(parts)
 
 
 def plan_sweep(arguments: Sequence[str]) -> SweepPlan:
     """Raises ConfigError for what is wrong with any point, before one is started."""
-    parser = argparse.ArgumentParser(prog="sweep.sh", allow_abbrev=False, add_help=False)
+    parser = Parser(prog="sweep.sh", allow_abbrev=False, add_help=False)
     parser.add_argument("files", nargs="*")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--allow-code-execution", action="store_true")

@@ -10,6 +10,7 @@ from common.commands.arguments.found import load_both, load_profile_or_found
 from common.commands.arguments.options import ModelArgument, OptionalText, ProfileOption, SetOption
 from common.config import folder_of, load_run
 from common.errors import ConfigError
+from common.processes import inform
 
 
 def quantize(
@@ -55,5 +56,5 @@ def quantize(
         named.model, out, device_profile, scheme, calibration, folder_of(lora) if lora else named.lora_path, smooth,
         tuple(exclude or ()), None if report is None else base, base,
     )  # fmt: skip
-    typer.echo(quantize_model(request))
-    typer.echo(f"written: {out}; start it as any model: lopa run {out} PROMPT")
+    inform(quantize_model(request))
+    inform(f"written: {out}; start it as any model: lopa run {out} PROMPT")

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from common.errors import ConfigError
+from common.processes import inform
 
 _OptionalPath = Optional[Path]  # noqa: UP045  typer reads this at run time, on Python 3.10 too
 
@@ -24,17 +24,11 @@ def report(
     It shows accuracy over TPF, TPF over k, tokens per second, which branch won, windows, and, where a result of
     scripts/bench.sh lies in the folder, the time of a step by part. The page is one file without anything external.
     """
-    from common.batch import real_file, require_file, require_page
+    from common.batch import real_file, result_file
     from common.commands.report.page import write_report
 
     folder = results if results.is_dir() else results.parent
-    page = real_file(output or folder / "report.html")
+    page = result_file("--output", output or folder / "report.html", beside=".md")
     markdown = real_file(page.with_suffix(".md"))
-    if page == markdown:
-        raise ConfigError(f"--output {page}: .md is for the tables that are written beside the page: name an HTML file")
-    require_page("--output", page)
-    require_file("--output", markdown)
-    if output is not None and markdown.exists() and not page.exists():
-        raise ConfigError(f"--output {page}: its tables would replace {markdown}, which is there: choose another name")
     write_report(results, page, markdown)
-    typer.echo(f"written: {page} and {markdown}", err=True)
+    inform(f"written: {page} and {markdown}", err=True)

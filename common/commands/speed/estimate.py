@@ -9,6 +9,7 @@ import typer
 
 from common.commands.arguments.found import load_both, profile_here
 from common.commands.arguments.options import ModelArgument, OptionalCount, OptionalText, ProfileOption, SetOption
+from common.processes import inform
 
 
 def _finite(value: float) -> float:
@@ -48,9 +49,9 @@ def estimate(
 
     if profile is None and hardware is None and profile_here() == "cpu":  # of which no kind is described
         profile, hardware = "cuda", "h200"
-        typer.echo(
+        inform(
             "lopa: for one H200, since this machine has no accelerator; --profile and --hardware name others", err=True
         )
     device_profile, run_config = load_both(profile, model, set, with_weights=False)
     options = Options(rows=rows, window=window, prefix=prefix, tokens_per_step=tpf)
-    typer.echo(estimate_tables(device_profile, run_config, options, hardware))
+    inform(estimate_tables(device_profile, run_config, options, hardware))

@@ -7,9 +7,9 @@ import argparse
 import typer
 
 from common.commands.arguments.found import load_both
-from common.commands.arguments.options import WholeNumber, add_model_and_settings
+from common.commands.arguments.options import Parser, WholeNumber, add_model_and_settings
 from common.platforms import TuneOptions, platform_of
-from common.processes import apply_environment
+from common.processes import apply_environment, inform
 
 # Numbers of tokens of one row's windows of whole blocks, then of several rows and prompts.
 USUAL_TOKENS = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 768, 1024, 1536, 2048)
@@ -23,12 +23,12 @@ def tune(context: typer.Context) -> None:
     apply_environment(profile.environment)
     options = TuneOptions(tuple(sorted(set(known.tokens))), known.output, known.overwrite)
     for line in platform_of(profile).tune(profile, run, options):
-        typer.echo(line)
+        inform(line)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
-    parser = argparse.ArgumentParser(prog="lopa tune", description=tune.__doc__)
+    parser = Parser(prog="lopa tune", description=tune.__doc__)
     add_model_and_settings(parser)
     parser.add_argument(
         "--tokens", nargs="+", type=WholeNumber(_MOST_TOKENS), default=list(USUAL_TOKENS), metavar="N",

@@ -69,6 +69,10 @@ def _linked(operation: str, field: str, source: str, description: str = "") -> d
 _STREAMED = _linked("abort_request", "request_id", "id", "One JSON, or events with stream true")
 _STREAMED[200]["content"] = {"text/event-stream": {}}
 _TAKES_BODY = refusals(400, 401, 403, 404, 408, 413, 503)
+_NO_ROUTE = {
+    404: "there is no such route; GET /docs lists them",
+    405: "the route takes another method; GET /docs lists the routes",
+}
 _ROUTES = """<!doctype html>
 <html lang="en"><meta name="viewport" content="width=device-width"><title>LoPA: routes</title>
 <style>{colours}
@@ -104,9 +108,8 @@ def _add_errors(app: FastAPI) -> None:
     async def _http(request: Request, error: HTTPException) -> Response:
         if isinstance(error.__cause__, ApiError):  # of a body: FastAPI makes 400 of it
             return error_response(error.__cause__)
-        return error_response(
-            ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"), error.headers
-        )
+        why = _NO_ROUTE.get(error.status_code, error.detail)
+        return error_response(ApiError(error.status_code, f"{request.method} {request.url.path}: {why}"), error.headers)
 
 
 def _add_state(app: FastAPI, service: Service) -> None:

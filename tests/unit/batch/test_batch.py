@@ -399,14 +399,29 @@ def test_lines_may_be_added_to_the_input_but_not_changed(cpu: DeviceProfile, run
         execute(cpu, run)
 
 
-def test_a_file_that_is_not_ours_is_left_alone(cpu: DeviceProfile, run: RunConfig) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("content", ["a diary", "a diary\n", '{"id": 1, "prompt": "a"}\n', "5\n", "[" * 10_000 + "\n"])
+def test_a_file_that_is_not_ours_is_left_alone(
+    cpu: DeviceProfile, run: RunConfig, content: str, overwrite: bool
+) -> None:
     write_input(run, [{"prompt": "a"}])
     output_path(run).parent.mkdir()
-    output_path(run).write_text("a diary")
-    with pytest.raises(ConfigError, match="is not the output of a batch run"):
-        execute(cpu, run)
-    assert output_path(run).read_text() == "a diary"
+    output_path(run).write_text(content)
+    with pytest.raises(ConfigError, match=r"is not the output of a batch run: choose another output\.path$"):
+        execute(cpu, run, overwrite=overwrite)
+    assert output_path(run).read_text() == content
     assert not sidecar_path(output_path(run)).exists()
+
+
+def test_results_whose_run_nobody_knows_are_dropped_where_that_is_asked_for(cpu: DeviceProfile, run: RunConfig) -> None:
+    write_input(run, [{"prompt": "a"}])
+    execute(cpu, run)
+    sidecar_path(output_path(run)).unlink()
+    with pytest.raises(
+        ConfigError, match=r"run\.json, which says of what run, does not: choose .* or pass --overwrite"
+    ):
+        execute(cpu, run)
+    assert execute(cpu, run, overwrite=True) is not None
 
 
 def test_two_runs_never_write_to_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,19 @@ def test_metrics_never_go_over_another_runs_output(cpu: DeviceProfile, run: RunC
     assert output_path(run).read_bytes() == before
 
 
+@pytest.mark.parametrize("chosen", [None, "notes.json"])
+def test_metrics_go_over_earlier_metrics_alone(
+    cpu: DeviceProfile, run: RunConfig, tmp_path: Path, chosen: str | None
+) -> None:
+    two_lines(run)
+    named = renamed(run, tmp_path / "new.jsonl", chosen and tmp_path / chosen)  # type: ignore[arg-type]
+    metrics = metrics_path(named.output)  # type: ignore[arg-type]
+    metrics.write_text('{"mine": 1}')
+    with pytest.raises(ConfigError, match=r"output\.metrics_path .*the file is there, and no earlier result"):
+        execute(cpu, named)
+    assert metrics.read_text() == '{"mine": 1}' and not (tmp_path / "new.jsonl").exists()
+
+
 def test_a_device_is_no_place_for_metrics(cpu: DeviceProfile, run: RunConfig) -> None:
     two_lines(run)
     with pytest.raises(ConfigError, match=r"output\.metrics_path is no regular file"):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from fuzzing import bounded
 
-from common.checkpoint.folder import existing_folder, plain, read_json_object, read_text, shown
+from common.checkpoint import SafetensorsFolder, load_model_config, load_tokenizer
+from common.checkpoint.folder import existing_folder, has_file, plain, read_json_object, read_text, shown
 from common.errors import ConfigError
 
 RUNS = Path(__file__).parents[3] / "configs" / "runs"
@@ -106,3 +108,27 @@ def test_values_and_names_are_shown_in_one_short_line() -> None:
     assert plain("model.layers.0.weight") == "model.layers.0.weight"
     for name in ("a\nb", "\ud800", "x" * 10_000):
         assert plain(name).isprintable() and len(plain(name)) < 100
+
+
+@pytest.mark.parametrize(("kind", "what"), [("folder", "a folder"), ("pipe", "no regular file"), ("link", "a link")])
+def test_what_stands_in_the_place_of_an_optional_file_is_refused(tmp_path: Path, kind: str, what: str) -> None:
+    path = tmp_path / "generation_config.json"
+    assert not has_file(path) and not has_file(tmp_path / ("x" * 300)) and not has_file(tmp_path / "a\0b")
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("gone")}[kind]()
+    with pytest.raises(ConfigError, match=rf"generation_config\.json: {what}.*; download it again, or remove it"):
+        has_file(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "model.safetensors"],
+)
+def test_a_link_whose_file_is_gone_is_not_passed_over(tmp_path: Path, name: str) -> None:
+    """As a download that was cut leaves one: without the file the model may answer otherwise."""
+    folder = tmp_path / "m"
+    shutil.copytree(RUNS.parents[1] / "models" / "demo", folder)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("gone")
+    with pytest.raises(ConfigError, match=rf"{name}: a link that leads to no file"):
+        for read in (load_model_config, load_tokenizer, SafetensorsFolder):
+            read(folder)

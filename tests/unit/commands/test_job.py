@@ -13,8 +13,9 @@ from started import lopa, python
 
 from common.commands.job import plan_job
 from common.commands.job import start as job
+from common.commands.job.launch import job_of
 from common.config import DeviceProfile
-from common.errors import ConfigError
+from common.errors import ConfigError, as_shell
 from common.processes import Nodes, processes_here
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -131,6 +132,7 @@ def test_what_is_started_in_a_pod_has_no_variables_of_the_pod() -> None:
         ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_PORT": "x"}, "PET_MASTER_PORT is 'x': set it to a"),
         ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT 0: set it to a port"),
         ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK 2 of 2 nodes"),
+        ({"NNODES": "0"}, "NNODES 0: set it to how many nodes there are"),
         (
             {"NNODES": "3", "NODE_RANK": "0", "MASTER_ADDR": "a"},
             "wants 8 processes, the same number on each node, but NNODES is 3",
@@ -192,6 +194,51 @@ def test_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None:
     assert "--nproc-per-node=16" in result.stdout
     assert "--set 'input.prompt_template=a b'" in result.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_a_printed_command_steers_no_terminal_and_a_shell_reads_what_was_given() -> None:
+    words = ["a b", "it's", "\x1b[31m", "a\nrm -rf x", "\u202e\\'", "\udcff", "ü", "", "$(x)"]
+    line = as_shell(words)
+    assert line.isprintable() and as_shell(["ü", "a b"]) == "'ü' 'a b'"
+    read = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout
+    assert read.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
+    job = job_of(["-m", *words], profile_of(environment={"X": "\x1b"}), {}, needs_input=False)
+    assert all(map(str.isprintable, job.script().splitlines())) and "export X=$'\\x1b'" in job.script()
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "variables"),
+    [("run_batch.sh", ["cpu", "demo"], {"PYTHON": "/a\x1b[2J"}), ("lab/study.sh", ["cpu", "--a\x1b[2J"], {})],
+)
+def test_what_a_script_says_steers_no_terminal(script: str, arguments: list[str], variables: dict[str, str]) -> None:
+    command, environment = [str(ROOT / "scripts" / script), *arguments], {**os.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and done.stderr.rstrip("\n").isprintable() and r"a\E[2J" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "value"), [("LIMIT", "30m"), ("TOTAL", "08"), ("LIMIT", "$(touch x)")])
+def test_seconds_of_the_first_run_are_numbers(name: str, value: str, tmp_path: Path) -> None:
+    command, environment = [str(ROOT / "scripts/first_910c_run.sh"), str(tmp_path / "out")], {**os.environ, name: value}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and done.stderr.startswith("lopa: LIMIT or TOTAL is ") and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_archive_of_the_first_run_replaces_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "out.tar.gz").write_text("mine")
+    command = [str(ROOT / "scripts/first_910c_run.sh"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "out.tar.gz is there and of no earlier run" in done.stderr
+    assert (tmp_path / "out.tar.gz").read_text() == "mine"
+
+
+@pytest.mark.parametrize("script", ["lab/study.sh", "first_910c_run.sh"])
+def test_every_script_reads_a_dry_run_alike(script: str, tmp_path: Path) -> None:
+    command = [str(ROOT / "scripts" / script), str(tmp_path / "out")]
+    environment = {**os.environ, "DRY_RUN": "ture", "PYTHON": sys.executable}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and not done.stdout and not list(tmp_path.iterdir())
+    assert done.stderr == "lopa: DRY_RUN is ture: set it to true, which prints what would start, or unset it\n"
 
 
 def test_an_interrupt_before_anything_is_started_is_one_sentence(

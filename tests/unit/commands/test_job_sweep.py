@@ -91,6 +91,12 @@ def test_a_dry_run_prints_a_launch_for_each_profile(
     assert "# S1, S2, S3, S4, S5, S6\n(\n" in printed and "--row S7 --row S8" in printed
 
 
+def test_a_row_whose_name_has_lines_adds_none_to_the_printed_commands(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text('rows: [{name: "a\\nrm -rf x\\e[31m"}]')
+    printed = plan_sweep(["cpu", "demo", str(tmp_path / "s.yaml")]).script({})
+    assert printed.startswith("# a rm -rf x\\x1b[31m\n") and all(map(str.isprintable, printed.splitlines()))
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -90,6 +90,16 @@ def test_a_table_without_its_lines_is_kept(tmp_path: Path) -> None:
     assert run(tmp_path, "--overwrite").returncode == 0
 
 
+@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
+def test_a_table_of_something_else_is_kept(tmp_path: Path, flags: list[str]) -> None:
+    write(tmp_path / "questions.parquet", [{"id": 1, "prompt": "one"}])
+    write(tmp_path / "answers.parquet", [{"id": 1, "answer": "mine"}])
+    before = (tmp_path / "answers.parquet").read_bytes()
+    refused = run(tmp_path, *flags)
+    assert refused.returncode == 2 and "answers.parquet exists and is not the output of a batch run" in refused.stderr
+    assert (tmp_path / "answers.parquet").read_bytes() == before
+
+
 def test_the_questions_are_never_written_over(tmp_path: Path) -> None:
     write(tmp_path / "questions.parquet", [{"id": 1, "prompt": "one"}])
     write_run(tmp_path)

@@ -179,6 +179,17 @@ def test_a_board_that_is_nested_too_deep_is_made_anew(sweep: Sweep) -> None:
     assert [row["status"] for row in decode_all(sweep)] == ["done"] * 3
 
 
+@pytest.mark.parametrize("name", ["sweep.csv", "sweep.md"])
+def test_tables_of_a_sweep_replace_no_other_file(sweep: Sweep, name: str) -> None:
+    decode_all(sweep)
+    Board(sweep).path.unlink()
+    decode_all(sweep)  # over its own
+    (sweep.folder / name).write_text("# notes\n")
+    with pytest.raises(ConfigError, match=f"{name}: the file is there, and no earlier result of this command"):
+        decode_all(sweep)
+    assert (sweep.folder / name).read_text() == "# notes\n"
+
+
 def test_a_trace_that_is_nested_too_deep_is_of_no_family(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text(DEEP)
     assert not is_family_trace(tmp_path / "trace.json")

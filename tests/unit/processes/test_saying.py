@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from started import python
+from typer.testing import CliRunner
 
+from common.commands.main import app
 from common.errors import what_failed
-from common.processes import show
+from common.processes import inform, show
 
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
 
@@ -105,3 +107,15 @@ def test_an_answer_steers_no_terminal_and_is_whole_elsewhere(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     show("a\x1b[2J\n\u3000")
     assert capsys.readouterr().out == ("a\\x1b[2J\n\u3000\n" if is_terminal else "a\x1b[2J\n\u3000\n")
+
+
+def test_lines_with_names_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    inform("written: a\x1b[2J\n\tb")
+    inform("\x9b", err=True)
+    assert capsys.readouterr() == ("written: a\\x1b[2J\n\tb\n", "\\x9b\n")
+
+
+@pytest.mark.parametrize("command", ["bench steps demo", "bench load demo", "bench host", "bench kernels", "tune demo"])
+def test_an_argument_that_nobody_knows_steers_no_terminal(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    done = CliRunner().invoke(app, [*command.split(), "--steps", "1", "\x1b[2J\nb"])
+    assert done.exit_code == 2 and "\x1b" not in done.stderr and "\\x1b[2J b" in done.stderr.splitlines()[-1]

@@ -302,6 +302,18 @@ def test_a_page_lists_the_routes_and_leads_to_their_description() -> None:
     assert b"POST /v1/chat/completions" in sent[1]["body"] and b"openapi.json" in sent[1]["body"]
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "why"),
+    [
+        ("/v1/embeddings", 404, "GET /v1/embeddings: there is no such route; GET /docs lists them"),
+        ("/v1/completions", 405, "GET /v1/completions: the route takes another method; GET /docs lists the routes"),
+    ],
+)
+def test_what_is_no_route_is_told_where_they_stand(path: str, status: int, why: str) -> None:
+    sent = asyncio.run(_got(app_of_nothing(), path))
+    assert sent[0]["status"] == status and json.loads(sent[1]["body"])["error"]["message"] == why
+
+
 async def _got(app: Any, path: str) -> list[Any]:
     sent: list[Any] = []
 

@@ -239,7 +239,7 @@ def test_the_command_writes_both_pages_beside_the_results(results: Path) -> None
 
 def test_a_page_is_not_replaced_by_its_tables(results: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(results), "--output", str(results / "page.md")])
-    assert isinstance(done.exception, ConfigError) and "name an HTML file" in str(done.exception)
+    assert isinstance(done.exception, ConfigError) and "go beside it: choose another name" in str(done.exception)
     assert not (results / "page.md").exists()
 
 
