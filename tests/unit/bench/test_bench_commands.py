@@ -1,4 +1,4 @@
-"""`lopa bench`: what can be measured, and sentences for what cannot."""
+"""`lopa bench`: what can be measured, sentences for what cannot, and where results go."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Padded sizes: few, and never far above what a step needs."""
+"""Padded sizes: few, never far above what a step needs, and where HCCL sums on vector cores."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from graphs.buckets import Buckets, covering_sizes, fit, round_up
+from graphs.hccl import most_aiv_bytes, most_aiv_tokens
 
 KNEE = 184.0
 
@@ -80,3 +82,30 @@ def test_what_is_too_large_to_capture_has_no_size() -> None:
 
 def test_sizes_in_the_profile_replace_the_chosen_ones() -> None:
     assert buckets(fixed=(64, 128)).wanting([32]).tokens == (64, 128)
+
+
+AIV = {"HCCL_OP_EXPANSION_MODE": "AIV"}
+IN_ONE_ORDER = {**AIV, "HCCL_DETERMINISTIC": "true"}
+
+
+@pytest.mark.parametrize(
+    "num_ranks, environment, tokens",
+    [
+        (4, {**AIV, "HCCL_DETERMINISTIC": "false"}, 585),
+        (4, AIV, 585),
+        (2, AIV, 292),
+        (4, IN_ONE_ORDER, 73),
+        (2, IN_ONE_ORDER, 73),
+        (4, {**AIV, "HCCL_DETERMINISTIC": "strict"}, 73),
+        (16, IN_ONE_ORDER, 1170),
+        (4, {}, 0),
+        (4, {"HCCL_OP_EXPANSION_MODE": "AI_CPU"}, 0),
+    ],
+)
+def test_the_largest_step_on_vector_cores(num_ranks: int, environment: dict[str, str], tokens: int) -> None:
+    assert most_aiv_tokens(num_ranks, 3584, 2, environment) == tokens
+
+
+def test_more_than_eight_ranks_stay_below_eight_mib_in_one_order() -> None:
+    assert most_aiv_bytes(8, IN_ONE_ORDER) == 512 * 2**10
+    assert most_aiv_bytes(9, IN_ONE_ORDER) == 8 * 2**20 - 1

@@ -1,4 +1,4 @@
-"""The README's pictures are those of the result files in docs/results."""
+"""The pages' pictures and predictions are those of the result files in docs/results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import draw_answer
 import pytest
 from draw_results import ROOT, THEMES, Theme, draw, read
 
-from scripts.lab import soak_page
+from scripts.lab import estimate_ascend, soak_page
+from scripts.lab.tables import RESULTS
 
 
 @pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
@@ -44,3 +45,15 @@ def test_an_answers_end_and_what_follows_it_are_left_out() -> None:
     event = {"prompt_length": 5, "num_won": 1, "filled": [[6, 1, "b", -0.5], [5, 2, "a", 0.0], [7, 3, "<end>", 0.0]]}
     trace = {"model": "m", "prompt": "p", "settings": {"num_lookahead": 3}, "answer": {"length": 3}, "events": [event]}
     assert draw_answer.answer_of(trace)["passes"] == [[[0, "a", False], [1, "b", True]]]
+
+
+@pytest.mark.slow
+def test_the_result_file_is_what_the_estimate_says() -> None:
+    kept = json.loads((RESULTS / "estimate_ascend.json").read_text(encoding="utf-8"))
+    made = estimate_ascend.made()["tables"]
+    assert kept["tables"].keys() == made.keys()
+    for name, table in made.items():
+        assert kept["tables"][name]["columns"] == table["columns"], "run python -m scripts.lab.estimate_ascend"
+        for old, new in zip(kept["tables"][name]["rows"], table["rows"], strict=True):
+            near = [pytest.approx(cell, rel=1e-6) if isinstance(cell, float) else cell for cell in new]
+            assert old == near, "run python -m scripts.lab.estimate_ascend"

@@ -1,8 +1,9 @@
-"""The plain operators round in half precision where the fused kernels of both platforms do, and nowhere else."""
+"""The plain operators round in half precision where the fused kernels do, and building a decoder leaves its process."""
 
 from __future__ import annotations
 
 import torch
+from started import python
 from torch import Tensor
 
 from common.checkpoint import load_model_config
@@ -65,3 +66,23 @@ def test_the_rotary_table_holds_what_the_models_dtype_can() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         cache = PagedKVCache(CacheSizes(1, 1, 64, 1, config.head_size, dtype), 1, torch.device("cpu"))
         assert torch.equal(rotary_of(config, cache), exact.to(dtype).float())
+
+
+BUILD = """
+import sys
+
+from common.config import DeviceProfile, MeshConfig, RunConfig
+from common.platforms import build_engine
+
+profile = DeviceProfile(name="start", engine="lopa_cuda", device="cpu", dtype="float32", mesh=MeshConfig())
+build_engine(profile, RunConfig(model="models/demo")).close()
+print(*sys.modules)
+"""
+
+
+def test_an_engine_starts_without_the_compiler_of_torch() -> None:
+    """`torch._dynamo` and what it imports take two seconds; a random number drawn on the meta device imports it."""
+    done = python("-c", BUILD, check=True)
+    imported = done.stdout.split()
+    assert "torch" in imported
+    assert not {"torch._dynamo", "torch._inductor", "sympy", "transformers"} & {*imported}

@@ -1,4 +1,4 @@
-"""The door of formats: what a request is made of, and what is refused, with the field to blame."""
+"""The door of formats and tools: what a request is made of, and what is refused, with the field to blame."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from common.config import DecodeConfig
 from common.requests import PromptMaker, RequestError, RequestMaker, Wishes
+from common.requests.tools import forced_call, why_no_tools
 
 
 class Bytes:
@@ -84,3 +85,11 @@ def test_without_the_library_one_sentence_says_what_to_install() -> None:
         pytest.skip("the library is here")
     with pytest.raises(RequestError, match=r"pip install 'lopa\[structured\]'"):
         made({"structured_outputs": {"regex": "a"}})
+
+
+@pytest.mark.parametrize("parameters", [{}, {"parameters": None}, {"parameters": {}}])
+def test_a_tool_without_parameters_takes_any_object(parameters: dict[str, object]) -> None:
+    tools = [{"type": "function", "function": {"name": "stop", **parameters}}]
+    assert why_no_tools(tools) is None
+    plain = [{"type": "function", "function": {"name": "stop", "parameters": {"type": "object"}}}]
+    assert forced_call("required", tools) == forced_call("required", plain)

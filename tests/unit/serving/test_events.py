@@ -1,4 +1,4 @@
-"""What a page draws from the events is what was decoded."""
+"""What a page draws from the events is what was decoded, and each is one line on the wire."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from common.config import DecodeConfig, FastDllmV2
 from common.decoding import ModelFacts
 from common.serving import DenoiseEvents
+from common.serving.http.responses.sse import event
 from common.serving.messages import Ended
 from tests.unit.decoding.test_block_strategies import EDIT_IDS, EOS, Decoded
 from tests.unit.decoding.test_scheduler import run
@@ -135,3 +136,9 @@ def test_what_is_given_is_told_once_and_counts_as_final() -> None:
     first, *others = [told.of(record) for record in records]
     assert first["given"] == [[begin, 5, "<5>"], [begin + 3, 6, "<6>"]] and first["final_length"] >= 1
     assert not any("given" in event for event in others)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_an_event_is_one_line_to_any_reader(end: str) -> None:
+    line, empty = event({"text": f"é{end}😀"}).splitlines()
+    assert not empty and json.loads(line.removeprefix("data: ")) == {"text": f"é{end}😀"}

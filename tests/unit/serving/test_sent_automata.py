@@ -1,16 +1,22 @@
-"""An automaton goes over a connection once, whatever else is sent between."""
+"""Formats: compiled beside other requests, and sent over a connection once."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from common.constraints import Automaton
 from common.decoding import GenerationRequest
 from common.serving.http.engines.replica import Replica
+from common.serving.http.service import Service
 from common.serving.link import Link
 from common.serving.messages import Abort, Add
 
@@ -82,3 +88,49 @@ def test_another_start_of_the_engine_is_sent_it_again() -> None:
     replica.send([Add(GenerationRequest("b", (1,), automaton=automaton(5)))])
     (added,) = received(Link(here))
     assert added.request.automaton.key == "key 5"
+
+
+class Made(Exception):
+    """The request's turn to be made has come."""
+
+
+class Book:
+    """Formats that take until `release`; but for `known`."""
+
+    def __init__(self) -> None:
+        self.release, self.prepared = threading.Event(), []  # type: ignore[var-annotated]
+
+    def is_prepared(self, fields: Any) -> bool:
+        return bool(fields.format == "known")
+
+    def prepare(self, fields: Any) -> None:
+        self.prepared.append(fields.format)
+        self.release.wait()
+
+    def orders(self, *_: Any) -> None:
+        raise Made
+
+
+def test_a_format_that_is_kept_waits_for_none_and_clients_that_leave_cost_nothing() -> None:
+    service, book = Service.__new__(Service), Book()
+    service._made = (None, book)  # type: ignore[assignment]
+    service._compiling, service._compiler = asyncio.Lock(), ThreadPoolExecutor(1)
+
+    def submitted(format: str) -> Any:
+        fields: Any = SimpleNamespace(is_held=True, format=format)
+        return service.submit("", fields, [()], None, "prefix")
+
+    async def attack() -> None:
+        hostile = [asyncio.create_task(submitted(f"hostile {number}")) for number in range(100)]
+        await asyncio.sleep(0)
+        with pytest.raises(Made):
+            await submitted("known")
+        for task in hostile:
+            task.cancel()
+        await asyncio.gather(*hostile, return_exceptions=True)
+        book.release.set()
+        with pytest.raises(Made):
+            await submitted("new")
+
+    asyncio.run(asyncio.wait_for(attack(), 60))
+    assert book.prepared in (["hostile 0", "new"], ["new"])
