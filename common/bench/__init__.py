@@ -6,9 +6,8 @@ from common.bench.estimate.mesh import fastest_mesh
 from common.bench.estimate.scenario import Options
 from common.bench.estimate.schemes import tell_schemes
 from common.bench.estimate.tables import estimate_tables
-from common.bench.host import HostOptions, HostSizes, measure_host
+from common.bench.host import HostOptions, HostSizes, measure_host, measure_marking
 from common.bench.load import LoadOptions, Setting
-from common.bench.marking import measure_marking
 from common.bench.report import compare
 from common.bench.requests import measure_requests
 from common.bench.serving import measure_serving

@@ -7,7 +7,10 @@ is not part of either.
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +19,7 @@ import numpy as np
 
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest, ModelFacts, Predictions, Scheduler, StepPlan
+from common.scoring import isolation, score
 from common.tables import counted
 
 PROMPT_LENGTH, MAX_NEW_TOKENS = 100, 512
@@ -30,6 +34,8 @@ FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
     "fast_dllm_v2": (1, {**_BLOCKS, "strategy": {"name": "fast_dllm_v2", "sub_block_size": 8}}),
 }
 _PIPELINED = ("dream", "llada")  # of windows of several blocks
+_PROBLEM = {"kind": "code", "entry_point": "double", "inputs": [[1], [2]], "expected": [2, 4]}
+_ANSWER = "def double(number):\n    return 2 * number\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +163,28 @@ def spread(seconds: list[float], unit: str) -> str:
     ordered, scale = sorted(seconds), {"us": 1e6, "ms": 1e3}[unit]
     tail = ordered[len(ordered) * 9 // 10]
     return f"median {statistics.median(ordered) * scale:.0f} {unit}, 90% below {tail * scale:.0f} {unit}"
+
+
+def measure_marking(num_programs: int) -> str:
+    """Return the milliseconds that marking a generated program takes at this machine's level of isolation, and on the
+    next line those of a bare interpreter that starts and ends."""
+    _mark()  # tries the levels
+    kinds = ((isolation(), _mark), ("bare interpreter", _start_bare))
+    return "\n".join(f"{name}: {_milliseconds(action, num_programs)}" for name, action in kinds)
+
+
+def _milliseconds(action: Callable[[], object], count: int) -> str:
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - began)
+    return f"{spread(times, 'ms')}, {count}"
+
+
+def _mark() -> None:
+    assert score(_PROBLEM, _ANSWER), "a right program was marked wrong"
+
+
+def _start_bare() -> None:
+    subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)

@@ -7,6 +7,7 @@ ordinary tokens and a prompt never contains the mask id.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,6 @@ import tokenizers
 
 from common.checkpoint.chat import ChatRenderer
 from common.checkpoint.folder import existing_folder
-from common.checkpoint.token_bytes import bytes_of_tokens
 from common.checkpoint.tokenizer_files import (
     build,
     failing,
@@ -134,3 +134,23 @@ def _special_texts(decoder: tokenizers.Tokenizer) -> dict[int, str]:
     """Return texts by id."""
     added = decoder.get_added_tokens_decoder().items()
     return {id: token.content for id, token in added if token.special}
+
+
+def bytes_of_tokens(tokenizer: tokenizers.Tokenizer) -> dict[int, bytes] | None:
+    """Return the bytes of each token, by id, without added tokens; None if the decoder is not ByteLevel alone."""
+    if (json.loads(tokenizer.to_str())["decoder"] or {}).get("type") != "ByteLevel":
+        return None
+    byte_of, added = _bytes_of_letters(), set(tokenizer.get_added_tokens_decoder())
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    return {
+        id: bytes(byte_of[letter] for letter in token)
+        for token, id in vocabulary.items()
+        if id not in added and all(letter in byte_of for letter in token)
+    }
+
+
+def _bytes_of_letters() -> dict[str, int]:
+    """Return GPT-2's letters of bytes: printable ones stand for themselves, the others for letters from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -11,8 +11,7 @@ from common.runtime.facts import facts_of
 from common.runtime.fitting import check_decode, check_settings, check_strategy, longest_request
 from common.runtime.floors import REPEATS, matrix_size, measure_floors
 from common.runtime.memory import allocating_kv, pages_within
-from common.runtime.paging.capacity import PagedCapacity, pages_for
-from common.runtime.paging.pool import NO_SLOT, PagePool, slots_going_on
+from common.runtime.paging.pool import NO_SLOT, PagedCapacity, PagePool, pages_for, slots_going_on
 from common.runtime.paging.prefixes import PrefixCache
 from common.runtime.paging.table import PageTable
 from common.runtime.reads import ReadBuffers, ReadsKey

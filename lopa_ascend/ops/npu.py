@@ -122,3 +122,10 @@ def _number(full: str) -> tuple[int, ...]:
     post = re.search(r"\.post(\d+)", full)
     parts = [int(part) if part.isdecimal() else 0 for part in release_of(full).split(".")]
     return (*parts, *[0] * (3 - len(parts)), int(post[1]) if post else 0)
+
+
+def cann_version() -> str:
+    try:
+        return str(load_torch_npu().npu.utils.get_cann_version())
+    except (AttributeError, RuntimeError):
+        return "of unknown release"

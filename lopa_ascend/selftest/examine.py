@@ -23,8 +23,7 @@ from common.errors import MissingCapability
 from common.processes import Mesh, resolve_mesh
 from common.runtime import linear_schemes, scheme_at_load
 from lopa_ascend.ops import AttentionForm, Ops, load_torch_npu, npu_ops, require_devices
-from lopa_ascend.ops.versions import cann_version
-from lopa_ascend.selftest.called import called_operations
+from lopa_ascend.ops.npu import cann_version
 from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes, fused_gate_up, fused_kv_write
 from lopa_ascend.selftest.choose import attention_form, forms_of, settle, timed_attention
 from lopa_ascend.selftest.families import family_checks
@@ -34,6 +33,14 @@ from lopa_ascend.selftest.in_graphs import GRAPH_CHECKS, all_reduce, replayed_wi
 from lopa_ascend.variables import CAPTURING
 
 _FORMS = "attention "  # each of its forms, whichever is called
+_ALWAYS = frozenset({"rms_norm", "add_rms_norm", "split_and_rotate", "write_kv", "paged_attention"})
+_BY_SCHEME = {
+    "FLOAT": frozenset({"swiglu"}),
+    "W8A8": frozenset({"swiglu", "static_quant", "quant_matmul"}),
+    "W8A8_DYNAMIC": frozenset(
+        {"add_rms_norm_dynamic_quant", "dynamic_quant", "quant_matmul", "quant_matmul_int32", "dequant_swiglu_quant"}
+    ),
+}
 
 logger = logging.getLogger(__name__)
 
@@ -157,3 +164,9 @@ def _form(bench: Bench, form: AttentionForm) -> Verdict:
 
 def versions() -> str:
     return f"CANN {cann_version()} and torch-npu {load_torch_npu().__version__}"
+
+
+def called_operations(schemes: Collection[str]) -> frozenset[str]:
+    """Return the operations that a model calls: only these may stop a run. schemes: those of its decoder layers'
+    linears, as common.runtime.linear_schemes names them."""
+    return _ALWAYS.union(*(_BY_SCHEME[scheme] for scheme in schemes))

@@ -4,7 +4,9 @@ collectives of a step."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,8 +19,10 @@ from lopa_ascend.load import HEAD_SIZE
 from lopa_ascend.ops import Ops, VirtualRows, lower_attention
 from lopa_ascend.selftest.checks import LATER, NUM_TOKENS, ROWS, SCALE, Bench, attention_inputs, virtual_rows
 from lopa_ascend.selftest.grades import Grade, Verdict, compare
-from lopa_ascend.selftest.hccl_log import LOG_LEVEL, algorithm_of_sums
 from lopa_ascend.selftest.ranks import most_of_all
+
+LOG_LEVEL = "ASCEND_MODULE_LOG_LEVEL=HCCL=1"
+_CHOICE = re.compile(r"allreduce SelectAlg.* algName \[(\w+)\]", re.IGNORECASE)
 
 
 def replayed_attention(bench: Bench) -> Verdict:
@@ -144,3 +148,12 @@ GRAPH_CHECKS: dict[str, tuple[str, Callable[[Bench], Verdict]]] = {
     "npugraph_ex": ("a replay of paged_attention", replayed_attention),
     "torchair": ("paged_attention in a GE graph", lowered_attention),
 }
+
+
+def algorithm_of_sums() -> str | None:
+    """Return the algorithm of this process's last all-reduce, as SelectAlgfor91093 logs it; None where the log has no
+    such line."""
+    folder = Path(os.environ.get("ASCEND_PROCESS_LOG_PATH") or Path.home() / "ascend" / "log")
+    files = sorted(folder.glob(f"*/plog/plog-{os.getpid()}_*.log"))
+    chosen = [name for path in files for name in _CHOICE.findall(path.read_text(encoding="utf-8", errors="replace"))]
+    return chosen[-1] if chosen else None

@@ -20,7 +20,7 @@ from common.checkpoint import ModelConfig
 from common.config import DeviceProfile
 from common.processes import resolve_mesh
 from lopa_ascend.ops import Ops, load_torch_npu
-from lopa_ascend.ops.versions import cann_version
+from lopa_ascend.ops.npu import cann_version
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from common.processes import Mesh
 from lopa_ascend.ops import npu_ops, reference_ops, twins
 from lopa_ascend.ops.twins.quant import quantize_rows
 from lopa_ascend.selftest import Finding, Sizes, checks, examine, examine_alone, heads, require_correct
-from lopa_ascend.selftest.called import called_operations
 from lopa_ascend.selftest.checks import CHECKS
+from lopa_ascend.selftest.examine import called_operations
 from lopa_ascend.selftest.families import IN_8_BITS, family_checks
 from lopa_ascend.selftest.grades import Grade
 from lopa_ascend.selftest.heads import HEAD_CHECKS, SAMPLING

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.decoding import CommitSpan, Int, StepPlan
-from common.runtime.paging.capacity import pages_for
-from common.runtime.paging.pool import PagePool, slots_going_on
+from common.runtime.paging.pool import PagePool, pages_for, slots_going_on
 from common.runtime.paging.prefixes import PrefixCache
 
 

@@ -10,7 +10,7 @@ import pytest
 from common.config import DeviceProfile, RunConfig, load_profile
 from common.errors import ConfigError
 from lopa_ascend.limits import check
-from lopa_ascend.selftest.hccl_log import algorithm_of_sums
+from lopa_ascend.selftest.in_graphs import algorithm_of_sums
 from lopa_ascend.variables import REFUSED, told_sums
 
 PROFILES = Path(__file__).parents[3] / "configs" / "profiles"

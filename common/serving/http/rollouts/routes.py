@@ -1,18 +1,41 @@
-"""The routes."""
+"""The routes, and what their bodies may hold."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
+from pydantic import Field, StrictBool, StrictStr
 
-from common.decoding import ForgetKV, ReleaseMemory, ResumeMemory
+from common.decoding import TAGS, ForgetKV, ReleaseMemory, ResumeMemory, Tag
 from common.serving.http.app import refusals
+from common.serving.http.fields import Fields, Name
 from common.serving.http.orders import refuse_unsupported
 from common.serving.http.rollouts.asking import Rollouts
-from common.serving.http.rollouts.fields import ContinueFields, PauseFields, ReplaceFields, TagFields
 from common.serving.http.service import Service
 from common.serving.messages import Continue, Pause
+
+
+class PauseFields(Fields):
+    mode: Literal["abort", "wait", "in_place"] = "abort"
+
+
+class ContinueFields(Fields):
+    """Nothing, in braces or not at all."""
+
+
+class TagFields(Fields):
+    tags: tuple[Tag, ...] = TAGS
+
+
+class ReplaceFields(Fields):
+    """model_path: of a folder on the server's machine. weight_version: null counts on."""
+
+    model_path: Annotated[StrictStr, Field(min_length=1, max_length=4096)]
+    load_format: Literal["auto", "safetensors"] = "auto"
+    weight_version: Annotated[Name, Field(min_length=1)] | None = None
+    abort_all_requests: StrictBool = False
+
 
 _PAUSE, _CONTINUE, _ALL = PauseFields(), ContinueFields(), TagFields()
 _DONE = {"success": True}
