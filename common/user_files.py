@@ -1,5 +1,5 @@
-"""Where this user's files lie that are made once and found again, how one is written (whole or not
-at all), and how one is locked."""
+"""Where this user's files lie that are made once and found again, whether a file is there, how one is written (whole or
+not at all), and how one is locked."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ def user_folder(variable: str, name: str) -> Path:
     if not cache.is_absolute():  # the XDG rules: a relative one is none
         cache = Path(os.environ.get("HOME") or "/") / ".cache"
     return cache / "lopa" / name
+
+
+def is_file(path: Path) -> bool:
+    """Whether it is a file; False for a name that no file can have, and where a folder above may not be read."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def write_whole(path: Path, content: bytes) -> None:

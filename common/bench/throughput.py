@@ -116,6 +116,7 @@ class Load:
     floor_ms: float
 
 
+@dataclass(frozen=True, slots=True)
 class Throughput:
     """Decodes the same prompts at one load after another.
 
@@ -123,23 +124,19 @@ class Throughput:
     device has done everything.
     """
 
-    def __init__(
-        self, engine: DeviceEngine, answering: Engine, timed_model: ModelConfig, answering_model: ModelConfig,
-        floors: dict[str, float], finish: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self._engine = engine
-        self._answering = answering
-        self._timed_model = timed_model
-        self._answering_model = answering_model
-        self._floors = floors
-        self._finish = finish
+    engine: DeviceEngine
+    answering: Engine
+    timed_model: ModelConfig
+    answering_model: ModelConfig
+    floors: dict[str, float]
+    finish: Callable[[], None]
 
     def measure(
         self, setting: Setting, costs: PassCosts | None, at_once: int, prompts: Sequence[tuple[int, ...]]
     ) -> Load:
         """costs: by which the load decides, where the setting has a pace."""
-        answered = AnsweredEngine(self._engine, self._answering, self._finish)
-        model, decode = self._answering_model, setting.decode
+        answered = AnsweredEngine(self.engine, self.answering, self.finish)
+        model, decode = self.answering_model, setting.decode
         scheduler = Scheduler(
             decode, mask_token_id=model.mask_of(decode.mask_token_id), eos_token_id=model.eos_token_id,
             num_slots=at_once, clock=answered.clock, pace=setting.pace, costs=costs, facts=facts_of(model),
@@ -156,8 +153,8 @@ class Throughput:
     ) -> Load:
         full = [index for index, note in enumerate(passes[:-1]) if note.num_requests == at_once] or [0]
         steps = [(passes[index + 1].began - passes[index].began) * 1e3 for index in full]
-        floor = partial(step_floors_ms, self._timed_model, self._floors, tp_size=self._engine.mesh.tp_size)
-        num_ranks = self._engine.mesh.bp_size
+        floor = partial(step_floors_ms, self.timed_model, self.floors, tp_size=self.engine.mesh.tp_size)
+        num_ranks = self.engine.mesh.bp_size
         return Load(
             at_once=at_once,
             setting=setting,

@@ -13,6 +13,7 @@ from typing import Any
 
 from common.errors import ConfigError, why_no_file
 from common.hub import scheme_hint
+from common.user_files import is_file
 
 MOST_TEXT_BYTES = 16 * 2**20
 MOST_VOCABULARY_BYTES = 64 * 2**20  # the largest published tokenizer.json have half of it
@@ -41,14 +42,6 @@ def existing_folder(folder: str | Path, setting: str = "model") -> Path:
         looked = "" if path.is_absolute() else f" (looked for in {plain(str(Path.cwd()))})"
         raise ConfigError(f"{plain(str(folder))}: no such folder; {_how_to_get(str(folder), setting)}{looked}")
     return path
-
-
-def is_file(path: Path) -> bool:
-    """Whether it is a file; False for names that no file can have."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def has_file(path: Path) -> bool:

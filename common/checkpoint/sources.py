@@ -13,11 +13,12 @@ from zlib import crc32
 import torch
 from safetensors import SafetensorError, safe_open
 
-from common.checkpoint.folder import has_file, is_file, plain, read_json_object, shown
+from common.checkpoint.folder import has_file, plain, read_json_object, shown
 from common.checkpoint.model_config import ModelConfig
 from common.checkpoint.rules import checkpoint_shapes
 from common.checkpoint.sanity import allocated
 from common.errors import NO_SUCH_FILE, ConfigError, first_line, why_no_file
+from common.user_files import is_file
 
 logger = logging.getLogger(__name__)
 Slices = tuple[slice, ...]

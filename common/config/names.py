@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from common.errors import NO_SUCH_FILE, ConfigError, did_you_mean, why_no_file
 from common.hub import HubName, fetch, is_hub_name, scheme_hint
+from common.user_files import is_file
 
 Kind = Literal["profiles", "runs", "sweeps", "presets"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -48,7 +49,7 @@ def find_config(kind: Kind, name: str | Path) -> Path:
         return fetch(str(name), with_weights=False)
     folder = _CONFIGS / kind
     candidates = (Path(name), folder / name, folder / f"{name}.yaml")
-    found = next((path for path in candidates if _is_file(path)), None)
+    found = next((path for path in candidates if is_file(path)), None)
     if found is None and kind == "runs":
         found = _model_folder(str(name))
     if found is None:
@@ -113,22 +114,15 @@ def _model_folder(name: str) -> Path | None:
     path = Path(or_shipped(name))
     if not _exists(path) or not path.is_dir():
         return None
-    if not any(_is_file(path / file) for file in ("config.json", "adapter_config.json")):
+    if not any(is_file(path / file) for file in ("config.json", "adapter_config.json")):
         raise ConfigError(f"{name}: a folder without a config.json, so not of a model: give the model's own folder")
     return path
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
 
 
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # a name that no file can have
         return False
 
 

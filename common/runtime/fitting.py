@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from common.checkpoint import ModelConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, Levenshtein, RunConfig
 from common.decoding import Sampling, why_not_routed
-from common.errors import ConfigError
+from common.errors import ConfigError, placed
 from common.processes import resolve_mesh
 
 logger = logging.getLogger(__name__)
@@ -26,16 +25,8 @@ def check_settings(settings: Mapping[str, DecodeConfig], profile: DeviceProfile,
         return
     model = load_model_config(run.model)
     for name, decode in settings.items():
-        with _of_row(name):
+        with placed(f"row {name!r}"):
             check_decode(decode, profile, model)
-
-
-@contextmanager
-def _of_row(name: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"row {name!r}: {error}") from None
 
 
 def check_decode(decode: DecodeConfig, profile: DeviceProfile, model: ModelConfig) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from common.config import tiles_folder
-from common.user_files import user_folder
+from common.user_files import is_file, user_folder
 from lopa_cuda.tiles.files import read_tiles
 from lopa_cuda.tiles.table import LinearShape, Tiles, TileTable, merge_tiles
 
@@ -90,14 +90,6 @@ def _beyond(known: Tiles, others: Tiles) -> Tiles:
     """Return the other tiles that are for more tokens than the known ones."""
     most = known[-1][0] if known else 0
     return tuple(rung for rung in others if rung[0] > most)
-
-
-def is_file(path: Path) -> bool:
-    """Whether it is a file; False where a folder above it may not be read."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
 
 
 def tell(device: Device, tiles: DeviceTiles, linears: Iterable[tuple[str, LinearShape]]) -> str:

@@ -18,8 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 from common.batch import check_input, input_and_output
 from common.commands.arguments.options import Parser, allowing
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
-from common.config import OWN, Sweep, SweepLaunch, SweepPoint, find_config, load_sweep, slug
+from common.config import OWN, Sweep, SweepLaunch, find_config, load_sweep, slug
 from common.errors import ConfigError, one_line, placed
 from common.processes import die_with_parent, log_to_stderr, processes_here, read_error_file, restored_signals, say
 
@@ -121,7 +120,7 @@ def start(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def check_launch(sweep: Path, launch: SweepLaunch, job: Job) -> None:
     """Check what can be known to fail of any of its points. Raises ConfigError or MissingCapability."""
-    with _naming(sweep, launch.points[0]):
+    with placed(f"{sweep}: row {launch.points[0].name!r}"):
         check_before_start(launch.profile, launch.points[0].run, job.nodes, needs_input=True)
     # Here: what is only printed under DRY_RUN has no reason to load torch.
     from common.generate import check_settings
@@ -130,17 +129,11 @@ def check_launch(sweep: Path, launch: SweepLaunch, job: Job) -> None:
     for point in launch.points:
         source, _ = input_and_output(point.run)
         if source not in checked:
-            with _naming(sweep, point):
+            with placed(f"{sweep}: row {point.name!r}"):
                 check_input(source, processes_here(launch.profile, job.nodes) * job.nodes.count)
             checked.add(source)
     with placed(sweep):
         check_settings({point.name: point.run.decode for point in launch.points}, launch.profile, launch.run)
-
-
-@contextmanager
-def _naming(sweep: Path, point: SweepPoint) -> Iterator[None]:
-    with placed(f"{sweep}: row {point.name!r}"):
-        yield
 
 
 def run_sweep(plan: SweepPlan, start_launch: Callable[[SweepLaunch, Sequence[str]], Outcome]) -> int:
