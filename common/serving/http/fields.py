@@ -124,6 +124,11 @@ _WITHOUT_EFFECT = {
 }  # fmt: skip
 
 
+def _without_null(given: dict[Any, Any]) -> dict[Any, Any]:
+    """Return what is given: null is the same as absent."""
+    return {key: item for key, item in given.items() if item is not None}
+
+
 class Fields(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=(), allow_inf_nan=False)
 
@@ -134,7 +139,7 @@ class Fields(BaseModel):
             return value
         if len(value) > _MOST_KEYS:
             raise ValueError(f"write at most {_MOST_KEYS} keys")
-        return {key: item for key, item in value.items() if item is not None}
+        return _without_null(value)
 
     def unsupported(self) -> tuple[str, str] | None:
         """Return a field that asks for what cannot be had here, and a sentence that says why. Logs the unknown ones."""
@@ -280,23 +285,14 @@ class ChatFields(Sampling):
     top_logprobs: _NumTop = 0
 
     @model_validator(mode="after")
-    def _asks_for_logprobs_first(self) -> ChatFields:
+    def _asks_for_what_a_chat_has(self) -> ChatFields:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only with logprobs true; set that too")
-        return self
-
-    @model_validator(mode="after")
-    def _has_no_suffix(self) -> ChatFields:
         if self.suffix:
             raise ValueError(
                 "suffix: a chat's answer is a whole message; send a prompt to /v1/completions, or remove it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _chooses_among_tools(self) -> ChatFields:
-        problem = why_no_choice(self.tool_choice, self.tools)
-        if problem is not None:
+        if (problem := why_no_choice(self.tool_choice, self.tools)) is not None:
             raise ValueError(problem)
         return self
 
@@ -388,11 +384,6 @@ class AbortFields(Fields):
     request_id: Name | None = None
     rid: Name | None = None
     abort_all: StrictBool = False
-
-
-def _without_null(given: dict[Any, Any]) -> dict[Any, Any]:
-    """Return what is given: null is the same as absent."""
-    return {key: item for key, item in given.items() if item is not None}
 
 
 def _add(given: dict[str, Any], more: dict[str, Any]) -> None:
