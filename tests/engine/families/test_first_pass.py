@@ -9,39 +9,29 @@ from typing import Any
 import pytest
 import torch
 
-from common.checkpoint import ModelConfig, load_model_config
+from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile
-from common.decoding import Predictions
 from common.errors import ConfigError, MissingCapability
 from common.runtime import check_decode
 from lopa_cuda.assemble import _ops
 from tests.engine.families.passes import FAMILIES, TRACES, engine_of, first_pass, first_step, read
 
+# The Ascend engine has the block-causal families.
+ON_ASCEND = [("lopa_ascend", name) for name in TRACES if not name.startswith("llada/")]
 
-@pytest.mark.parametrize("name", TRACES)
-def test_the_first_pass_has_the_published_candidates(cpu: DeviceProfile, name: str) -> None:
+
+@pytest.mark.parametrize(("engine", "name"), [*(("lopa_cuda", name) for name in TRACES), *ON_ASCEND])
+def test_the_first_pass_has_the_published_candidates(cpu: DeviceProfile, engine: str, name: str) -> None:
     trace = read(name)
-    config = load_model_config(trace["folder"])
-    predictions = engine_of(cpu, trace).forward(first_pass(trace, config))
-    check_candidates(predictions, trace, config)
-
-
-def check_candidates(predictions: Predictions, trace: dict[str, Any], config: ModelConfig) -> None:
+    config, profile = load_model_config(trace["folder"]), cpu.model_copy(update={"engine": engine})
+    own = {"window_attention": "block_causal"} if engine == "lopa_ascend" else {}
+    predictions = engine_of(profile, trace, **own).forward(first_pass(trace, config))
     candidates: dict[str, Any] = first_step(trace)["candidates"]
     assert candidates
     for position, (token, confidence) in candidates.items():
         entry = int(position) - config.shift
         assert predictions.token_T[entry] == token, position
         assert predictions.probability_T[entry] == pytest.approx(confidence, abs=1e-4), position
-
-
-@pytest.mark.parametrize("name", [name for name in TRACES if not name.startswith("llada/")])
-def test_the_ascend_engine_has_them_too(cpu: DeviceProfile, name: str) -> None:
-    """All block-causal families, that is."""
-    trace = read(name)
-    config, ascend = load_model_config(trace["folder"]), cpu.model_copy(update={"engine": "lopa_ascend"})
-    engine = engine_of(ascend, trace, window_attention="block_causal")
-    check_candidates(engine.forward(first_pass(trace, config)), trace, config)
 
 
 def test_a_mask_token_that_nobody_names_is_asked_for(cpu: DeviceProfile) -> None:

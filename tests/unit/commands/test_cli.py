@@ -175,13 +175,17 @@ def test_a_forgotten_argument_is_named(tmp_path: Path) -> None:
     assert "MODEL" in result.stderr
 
 
-def test_a_defect_still_shows_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "error"), [("defect", "KeyError: 'a defect'"), ("value", "ValueError: a defect")])
+def test_a_defect_still_shows_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, error: str
+) -> None:
+    """So does a ValueError that nobody has made a ConfigError."""
     write_run(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
-    monkeypatch.setenv("SCRIPTED_FAIL", "0:defect")
+    monkeypatch.setenv("SCRIPTED_FAIL", f"0:{kind}")
     result = lopa(tmp_path, "run", "-p", "cpu", "run.yaml")
     assert result.returncode == 1
-    assert "KeyError: 'a defect'" in result.stderr
+    assert "Traceback" in result.stderr and error in result.stderr
 
 
 @pytest.mark.slow
@@ -207,15 +211,6 @@ def test_a_launchers_variable_that_is_no_number_is_one_sentence(
     assert result.returncode == 2, result.stderr
     assert f"{name} is 'two', which a launcher sets to a number: unset it" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_a_value_error_that_nobody_named_is_a_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(tmp_path)
-    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
-    monkeypatch.setenv("SCRIPTED_FAIL", "0:value")
-    result = lopa(tmp_path, "run", "-p", "cpu", "run.yaml")
-    assert result.returncode == 1
-    assert "Traceback" in result.stderr and "ValueError: a defect" in result.stderr
 
 
 @pytest.mark.slow

@@ -145,24 +145,22 @@ def test_what_the_command_line_sets_goes_before_the_file(tmp_path: Path) -> None
     assert point.run.input is not None and point.run.input.limit == 2
 
 
-def test_a_row_that_the_model_cannot_do_is_said_before_the_first_is_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("{num_lookahead: 2}", "{eos_token_id: 99999}", "decode.eos_token_id 99999 is no token"),
+        ("name: c,", "name: c, set: {input.path: nowhere.jsonl},", "nowhere.jsonl: no such input file"),
+    ],
+    ids=["settings", "data"],
+)
+def test_a_row_that_cannot_be_done_is_said_before_the_first_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], old: str, new: str,
+    sentence: str,
+) -> None:  # fmt: skip
     monkeypatch.chdir(ROOT)
-    late = THREE.replace("{num_lookahead: 2}", "{eos_token_id: 99999}")
-    path = sweep_file(tmp_path, late)
+    path = sweep_file(tmp_path, THREE.replace(old, new))
     assert job.main(["evaluate", path]) == 2
-    assert f"{path}: row 'c': decode.eos_token_id 99999 is no token" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_row_whose_data_is_missing_is_said_before_the_first_is_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(ROOT)
-    late = THREE.replace("name: c,", "name: c, set: {input.path: nowhere.jsonl},")
-    assert job.main(["evaluate", sweep_file(tmp_path, late)]) == 2
-    assert "row 'c': nowhere.jsonl: no such input file" in capsys.readouterr().err
+    assert f"{path}: row 'c': {sentence}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
