@@ -15,17 +15,7 @@ from common.decoding import Int, Sampling, StepPlan
 from common.processes import Mesh
 from common.runtime import ReadsKey
 from graphs.buckets import Buckets, fit, round_up
-from lopa_cuda.steps import (
-    LayersKey,
-    Share,
-    Tiling,
-    cut,
-    deal,
-    runs_of,
-    slice_length,
-    slice_sizes,
-    slices_pay,
-)
+from lopa_cuda.steps import LayersKey, Share, Tiling, cut, deal, runs_of, slice_length, slice_sizes, slices_pay
 
 
 class Shapes:

@@ -21,13 +21,7 @@ from torch import Tensor
 from quant import w8a8
 from quant.calibration import ActivationRange, Calibration, smooth_layer
 from quant.errors import QuantizationError
-from quant.folder import (
-    FLOAT,
-    ShardWriter,
-    TensorFolder,
-    read_json,
-    write_description,
-)
+from quant.folder import FLOAT, ShardWriter, TensorFolder, read_json, write_description
 from quant.folder import Scheme as FileScheme
 from quant.layout import is_quantized_folder
 from quant.names import Layout, Linear, Part, excluded_linears

@@ -81,10 +81,7 @@ def bounded(seconds: float = 20, gibibytes: float = 2) -> Iterator[None]:
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the largest size begins anew, so that a failure repeats
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    limits = {
-        signal.SIGPROF: (signal.ITIMER_PROF, seconds),
-        signal.SIGALRM: (signal.ITIMER_REAL, 10 * seconds),
-    }
+    limits = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, 10 * seconds)}
     previous = {number: signal.signal(number, overdue) for number in limits}
     for timer, limit_s in limits.values():
         signal.setitimer(timer, limit_s)

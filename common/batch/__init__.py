@@ -1,13 +1,6 @@
 """A batch run: a JSONL file of requests in, a JSONL file of results out, resumable at any moment."""
 
-from common.batch.files import (
-    input_and_output,
-    kept_as_lines,
-    metrics_path,
-    real_file,
-    result_file,
-    write_whole,
-)
+from common.batch.files import input_and_output, kept_as_lines, metrics_path, real_file, result_file, write_whole
 from common.batch.inputs import InputLine, parse_line, read_lines, require_shareable
 from common.batch.lines import LineRequests, prompt_or_reason
 from common.batch.output import read_records, write_table

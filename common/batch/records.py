@@ -25,10 +25,7 @@ _STOP_LIMIT_S = 1.0  # for answers that are being marked when a run is stopped; 
 
 
 def records(
-    generator: Generator,
-    lines: Sequence[InputLine],
-    turns: Iterator[int],
-    source: InputConfig,
+    generator: Generator, lines: Sequence[InputLine], turns: Iterator[int], source: InputConfig
 ) -> Iterator[dict[str, Any]]:
     """Yield the output lines of the requests that this replica takes, as they end and are marked.
 
@@ -61,10 +58,7 @@ def records(
 
 
 def likelihood_records(
-    generator: Generator,
-    lines: Sequence[InputLine],
-    turns: Iterator[int],
-    source: InputConfig,
+    generator: Generator, lines: Sequence[InputLine], turns: Iterator[int], source: InputConfig
 ) -> Iterator[dict[str, Any]]:
     """Yield, in the place of `records`, how likely the model takes each line's own text to be after its prompt.
 
@@ -117,10 +111,7 @@ def _checked(target: object, field: str) -> str:
 
 
 def _requests(
-    lines: Iterable[InputLine],
-    maker: LineRequests,
-    refused: list[dict[str, Any]],
-    decode_of: dict[str, DecodeConfig],
+    lines: Iterable[InputLine], maker: LineRequests, refused: list[dict[str, Any]], decode_of: dict[str, DecodeConfig]
 ) -> Iterator[GenerationRequest]:
     for line in lines:
         request = maker.request_or_reason(line)

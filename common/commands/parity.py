@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 
-def parity(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Golden traces, JSON.")],
-) -> None:
+def parity(files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Golden traces, JSON.")]) -> None:
     """Replay traces of the published implementation step by step and compare everything.
 
     Exit 1 if one differs, 2 if one cannot be replayed; the others are replayed all the same.

@@ -124,14 +124,7 @@ def _decode_file(
     details: bool,
 ) -> None:
     """Decode the run's input, here or on a Ray cluster, and print what became of it. Raises as the command does."""
-    from common.batch import (
-        kept_as_lines,
-        metrics_path,
-        print_summary,
-        require_some_finished,
-        run_batch,
-        write_table,
-    )
+    from common.batch import kept_as_lines, metrics_path, print_summary, require_some_finished, run_batch, write_table
     from common.serving import openai_records
 
     run, table = kept_as_lines(run, overwrite=overwrite)

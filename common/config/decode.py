@@ -31,10 +31,7 @@ class DecodeConfig(Settings):
         description="The rule that lookaheads speed up: its name, or an object with its name and its own keys (below).",
     )
     num_lookahead: int = Field(
-        default=3,
-        ge=0,
-        le=1000,
-        description="k, the branches beside the anchor; 0 is the plain strategy.",
+        default=3, ge=0, le=1000, description="k, the branches beside the anchor; 0 is the plain strategy."
     )
     block_size: int = Field(default=32, ge=1, description="Positions of a block.")
     max_new_tokens: int = Field(
@@ -56,10 +53,7 @@ class DecodeConfig(Settings):
         description="tau_act: a block fills at least one position a step once the block before has this share filled.",
     )
     skip_threshold: float = Field(
-        default=0.9,
-        gt=0,
-        le=1,
-        description="tau_conf: every mask whose token is more probable than this is filled.",
+        default=0.9, gt=0, le=1, description="tau_conf: every mask whose token is more probable than this is filled."
     )
     fill_rule: Annotated[str, Policy("fill_rules")] = Field(
         default="threshold",
@@ -135,8 +129,7 @@ class DecodeConfig(Settings):
         description="Above temperature 0: draw from so many of the most probable tokens (with their ties).",
     )
     stop_at_eos: bool = Field(
-        default=True,
-        description="End a request at its first end token; `false` fills the open blocks first.",
+        default=True, description="End a request at its first end token; `false` fills the open blocks first."
     )
     stop: tuple[str, ...] = Field(
         default=(),

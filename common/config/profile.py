@@ -60,8 +60,7 @@ class NpuConfig(Settings):
         "look (`off`).",
     )
     attention: Literal["auto", "v1", "v2"] = Field(
-        default="v1",
-        description="The version of the attention operator; `auto` takes the fastest that is right.",
+        default="v1", description="The version of the attention operator; `auto` takes the fastest that is right."
     )
     kv_view: Literal["3d", "4d"] = Field(
         default="3d",
@@ -69,9 +68,7 @@ class NpuConfig(Settings):
         "by itself.",
     )
     weight_prefetch_mb: int = Field(
-        default=0,
-        ge=0,
-        description="MiB of the next linear's weight pulled into L2 under an all-reduce over tp.",
+        default=0, ge=0, description="MiB of the next linear's weight pulled into L2 under an all-reduce over tp."
     )
     cores: Literal["all", "slice"] = Field(
         default="all",
@@ -79,14 +76,10 @@ class NpuConfig(Settings):
         "processes, whose first core goes to the thread that waits for the device.",
     )
     start_timeout_s: float = Field(
-        default=900.0,
-        gt=0,
-        le=1e6,
-        description="Seconds that processes wait for one that loads, compiles or captures.",
+        default=900.0, gt=0, le=1e6, description="Seconds that processes wait for one that loads, compiles or captures."
     )
     row_buckets: tuple[Count, ...] = Field(
-        default=(),
-        description="Numbers of virtual rows that steps are padded to; if empty, the engine chooses.",
+        default=(), description="Numbers of virtual rows that steps are padded to; if empty, the engine chooses."
     )
     max_graphs: int = Field(
         default=48,
@@ -99,8 +92,7 @@ class NpuConfig(Settings):
         "`before` it, which virtual NPUs need.",
     )
     cache_dir: str | None = Field(
-        default=None,
-        description="Folder in which `npugraph_ex` and `torchair` keep compiled graphs between starts.",
+        default=None, description="Folder in which `npugraph_ex` and `torchair` keep compiled graphs between starts."
     )
 
 

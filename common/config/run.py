@@ -152,9 +152,7 @@ class ServeConfig(Settings):
         description="The longest body of a request; all clients wait some 10 ms a MiB while one is parsed.",
     )
     max_num_lookahead: int | None = Field(
-        default=None,
-        ge=0,
-        description="The most lookaheads of a request; `null` is decode's own number.",
+        default=None, ge=0, description="The most lookaheads of a request; `null` is decode's own number."
     )
     drain_timeout_s: float = Field(
         default=25.0, ge=0, le=3600, description="Seconds that requests may go on after SIGTERM."
@@ -200,14 +198,10 @@ class RunConfig(Settings):
         description="Folder of the checkpoint, or `hf://OWNER/NAME[@REVISION]`, `modelscope://OWNER/NAME`.",
     )
     lora_path: str | None = Field(
-        default=None,
-        min_length=1,
-        description="PEFT LoRA, a folder or a hub's name, merged into the weights at load.",
+        default=None, min_length=1, description="PEFT LoRA, a folder or a hub's name, merged into the weights at load."
     )
     tokenizer: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Folder or hub's name of the tokenizer; `null` is `model`.",
+        default=None, min_length=1, description="Folder or hub's name of the tokenizer; `null` is `model`."
     )
     load_format: Literal["auto", "dummy"] = Field(
         default="auto",
@@ -228,8 +222,7 @@ class RunConfig(Settings):
         "where positions see nothing after their block (`block_diffusion`, `fast_dllm_v2`).",
     )
     enable_prefix_caching: bool = Field(
-        default=True,
-        description="Share KV between requests that begin alike; which strategies do: docs/cuda.md.",
+        default=True, description="Share KV between requests that begin alike; which strategies do: docs/cuda.md."
     )
     pace: Pace = Field(
         default="fixed",

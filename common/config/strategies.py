@@ -168,10 +168,7 @@ class BlockDiffusion(Strategy):
         "(LLaDA2.1); 0 replaces whenever another is the most probable, `null` never.",
     )
     max_post_edit_steps: int = Field(
-        default=16,
-        ge=0,
-        le=MOST_BLOCK_STEPS,
-        description="The most steps that edit a block without masks.",
+        default=16, ge=0, le=MOST_BLOCK_STEPS, description="The most steps that edit a block without masks."
     )
     penalty_lambda: float = Field(
         default=0.0,
@@ -196,8 +193,7 @@ class Levenshtein(Strategy):
     num_best: ClassVar[int] = 8  # besides the mask and both edit tokens a few are left to choose among
 
     variant: Literal["checkpoint", "fluxserve", "sglang"] = Field(
-        default="checkpoint",
-        description="Whose published rule it is; docs/families.md has the differences.",
+        default="checkpoint", description="Whose published rule it is; docs/families.md has the differences."
     )
     edit_threshold: float = Field(
         default=0.0,
@@ -274,8 +270,7 @@ class FastDllmV2(Strategy):
         description="Fill a block in pieces of so many positions, from left to right; `null` is the whole block.",
     )
     end_at: Literal["token", "block"] = Field(
-        default="token",
-        description="When a request ends, as in `block_diffusion`.",
+        default="token", description="When a request ends, as in `block_diffusion`."
     )
 
 

@@ -8,15 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 from common.config import DecodeConfig
-from common.decoding.engine import (
-    Engine,
-    GivesLogprobs,
-    PassCosts,
-    Prefixes,
-    prefixes_of,
-    start_forward,
-    taking_orders,
-)
+from common.decoding.engine import Engine, GivesLogprobs, PassCosts, Prefixes, prefixes_of, start_forward, taking_orders
 from common.decoding.orders import FIRST_VERSION, Order, Tag
 from common.decoding.plan import Int, Logprobs, Predictions, StepPlan
 

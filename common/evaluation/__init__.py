@@ -7,13 +7,4 @@ from common.evaluation.parity import replay_files
 from common.evaluation.record import record_trace, request_of, watch
 from common.evaluation.sweep import evaluate_sweep, print_board
 
-__all__ = [
-    "Board",
-    "drive",
-    "evaluate_sweep",
-    "print_board",
-    "record_trace",
-    "replay_files",
-    "request_of",
-    "watch",
-]
+__all__ = ["Board", "drive", "evaluate_sweep", "print_board", "record_trace", "replay_files", "request_of", "watch"]

@@ -9,14 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.batch import (
-    input_and_output,
-    print_table,
-    read_lines,
-    read_records,
-    require_some_finished,
-    run_batch,
-)
+from common.batch import input_and_output, print_table, read_lines, read_records, require_some_finished, run_batch
 from common.config import RunConfig, Sweep, SweepPoint
 from common.errors import ConfigError
 from common.evaluation.board import Board, Row

@@ -7,12 +7,4 @@ settings and of tokenizers are fetched, programs and pickles never, into the cac
 from common.hub.fetch import fetch, weight_bytes
 from common.hub.name import HubName, is_hub_name, known_as, name_of, scheme_hint
 
-__all__ = [
-    "HubName",
-    "fetch",
-    "is_hub_name",
-    "known_as",
-    "name_of",
-    "scheme_hint",
-    "weight_bytes",
-]
+__all__ = ["HubName", "fetch", "is_hub_name", "known_as", "name_of", "scheme_hint", "weight_bytes"]

@@ -61,11 +61,7 @@ def download(name: HubName, paths: Iterable[str], *, is_shown: bool) -> Path:
 
     with _telling(name), nullcontext() if is_shown and sys.stderr.isatty() else _without_bars():
         return Path(
-            snapshot_download(
-                name.repository,
-                revision=name.revision,
-                allow_patterns=[escape(path) for path in paths],
-            )
+            snapshot_download(name.repository, revision=name.revision, allow_patterns=[escape(path) for path in paths])
         )
 
 

@@ -11,16 +11,7 @@ from common.model.noise import (
     noise_bits,
     sampling_fields,
 )
-from common.model.ops import (
-    Activation,
-    Ops,
-    add_rms_norm,
-    attention,
-    rms_norm,
-    rotary_table,
-    rotate,
-    swiglu,
-)
+from common.model.ops import Activation, Ops, add_rms_norm, attention, rms_norm, rotary_table, rotate, swiglu
 from common.model.parameters import Linear, MoE, QKNorm, RMSNorm
 from common.model.sampling import (
     NEVER,

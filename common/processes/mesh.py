@@ -64,10 +64,7 @@ def resolve_mesh(profile: DeviceProfile) -> MeshConfig:
     tensor_parallel = platform.auto_tensor_parallel_size
     if num_processes % tensor_parallel:
         tensor_parallel = 1
-    mesh = MeshConfig(
-        branch_parallel_size=num_processes // tensor_parallel,
-        tensor_parallel_size=tensor_parallel,
-    )
+    mesh = MeshConfig(branch_parallel_size=num_processes // tensor_parallel, tensor_parallel_size=tensor_parallel)
     logger.info("profile %s: mesh auto is bp%d tp%d", profile.name, mesh.branch_parallel_size, tensor_parallel)
     return mesh
 

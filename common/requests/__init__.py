@@ -5,16 +5,7 @@ from common.requests.prompts import LONG, Offered, PromptMaker
 from common.requests.reading import read_json
 from common.requests.refusal import RequestError, first_error, path_of, refusal
 from common.requests.tools import forced_call, why_no_choice, why_no_tools
-from common.requests.wishes import (
-    FIRST_ERROR,
-    AnswerFields,
-    CanvasFields,
-    MaxTokens,
-    PaceFields,
-    Seed,
-    TokenId,
-    Wishes,
-)
+from common.requests.wishes import FIRST_ERROR, AnswerFields, CanvasFields, MaxTokens, PaceFields, Seed, TokenId, Wishes
 
 __all__ = [
     "FIRST_ERROR",

@@ -22,14 +22,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from common.config import (
-    MOST_STOP_TOKENS,
-    TAKE_ANY_LENGTH,
-    DecodeConfig,
-    given_value,
-    is_greedy,
-    name_after,
-)
+from common.config import MOST_STOP_TOKENS, TAKE_ANY_LENGTH, DecodeConfig, given_value, is_greedy, name_after
 from common.constraints import Format, of_response_format, of_structured_outputs
 from common.errors import ConfigError
 from common.requests.refusal import RequestError, refusal

@@ -65,10 +65,7 @@ def openai_records(
 
 
 def _requests(
-    lines: Iterable[InputLine],
-    door: _Door,
-    refusals: list[dict[str, Any]],
-    waiting: dict[str, tuple[_Call, Order]],
+    lines: Iterable[InputLine], door: _Door, refusals: list[dict[str, Any]], waiting: dict[str, tuple[_Call, Order]]
 ) -> Iterator[GenerationRequest]:
     for line in lines:
         is_other = bool(line.fields) and not line.is_openai

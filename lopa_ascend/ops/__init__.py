@@ -4,21 +4,9 @@ from lopa_ascend.ops.experts import Dispatched, of_own_experts
 from lopa_ascend.ops.facade import Ops
 from lopa_ascend.ops.fused_kv import require_triton
 from lopa_ascend.ops.in_graph import lower_attention
-from lopa_ascend.ops.npu import (
-    keep_kv_writes_in_place,
-    load_torch_npu,
-    npu_ops,
-    num_visible_devices,
-    require_devices,
-)
+from lopa_ascend.ops.npu import keep_kv_writes_in_place, load_torch_npu, npu_ops, num_visible_devices, require_devices
 from lopa_ascend.ops.reference import reference_ops
-from lopa_ascend.ops.results import (
-    USUAL_ATTENTION,
-    AttentionForm,
-    AttentionVersion,
-    HeadNorms,
-    Quantized,
-)
+from lopa_ascend.ops.results import USUAL_ATTENTION, AttentionForm, AttentionVersion, HeadNorms, Quantized
 from lopa_ascend.ops.rows import VirtualRows, group_queries
 from lopa_ascend.ops.rules import OpRuleError
 from lopa_ascend.ops.side_stream import lower_prefetch

@@ -9,14 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from common.decoding import Sampling
-from common.model import (
-    Decoder,
-    SamplingRows,
-    best_statistics,
-    merge_statistics,
-    sampled_statistics,
-    shard_statistics,
-)
+from common.model import Decoder, SamplingRows, best_statistics, merge_statistics, sampled_statistics, shard_statistics
 from common.runtime import Collectives
 from lopa_ascend.kv import PagedKVCache
 from lopa_ascend.ops import VirtualRows

@@ -5,6 +5,4 @@ Importing the kernels' modules needs Triton; running them needs a CUDA device.
 
 from lopa_cuda.bench.host import Host
 
-__all__ = [
-    "Host",
-]
+__all__ = ["Host"]

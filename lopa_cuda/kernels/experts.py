@@ -19,14 +19,7 @@ from torch import Tensor
 
 from common.checkpoint import MoEConfig
 from common.model import Activation, MoE, Routing
-from lopa_cuda.kernels.launch import (
-    KEEP,
-    dequantize,
-    multiply,
-    overlap,
-    release_successor,
-    start_after_predecessor,
-)
+from lopa_cuda.kernels.launch import KEEP, dequantize, multiply, overlap, release_successor, start_after_predecessor
 from lopa_cuda.kernels.quantize import quantize_per_token, silu_times
 from lopa_cuda.kernels.route import Deal, deal
 from lopa_cuda.tiles import stays_in_unit

@@ -5,7 +5,4 @@
 
 from lopa_cuda.ops.plain import CudaOps, TorchOps
 
-__all__ = [
-    "CudaOps",
-    "TorchOps",
-]
+__all__ = ["CudaOps", "TorchOps"]

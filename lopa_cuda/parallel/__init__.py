@@ -7,6 +7,4 @@ Triton and are imported by name.
 
 from lopa_cuda.parallel.all_reduce import build_collectives
 
-__all__ = [
-    "build_collectives",
-]
+__all__ = ["build_collectives"]

@@ -3,9 +3,4 @@
 from quant.calibration.calibrate import ActivationRange, Calibration, calibrate
 from quant.calibration.smooth import smooth_layer
 
-__all__ = [
-    "ActivationRange",
-    "Calibration",
-    "calibrate",
-    "smooth_layer",
-]
+__all__ = ["ActivationRange", "Calibration", "calibrate", "smooth_layer"]

@@ -36,11 +36,7 @@ def smoothing_scale(x_absmax_K: Tensor, weight_absmax_K: Tensor, alpha: float) -
 
 
 def smooth_layer(
-    tensors: dict[str, Tensor],
-    linears: Collection[Linear],
-    calibration: Calibration,
-    layout: Layout,
-    alpha: float,
+    tensors: dict[str, Tensor], linears: Collection[Linear], calibration: Calibration, layout: Layout, alpha: float
 ) -> dict[Linear, ActivationRange]:
     """Smooth these linears of one layer in place, in checkpoint tensors; returns the ranges of their new inputs.
 

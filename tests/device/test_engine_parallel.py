@@ -77,10 +77,7 @@ def test_a_stuck_peer_ends_the_others_with_rank_and_step(tmp_path: Path, bp: int
 @pytest.mark.parametrize("axis", ["branch", "tensor"])
 @pytest.mark.parametrize(
     ("how", "exit_code", "reason"),
-    [
-        (signal.SIGKILL, 137, "rank 1 (pid "),
-        (signal.SIGSTOP, 2, "rank 0 failed: rank 0, step "),
-    ],
+    [(signal.SIGKILL, 137, "rank 1 (pid "), (signal.SIGSTOP, 2, "rank 0 failed: rank 0, step ")],
     ids=["killed", "stopped"],
 )
 def test_a_lost_peer_ends_the_job_and_finished_requests_are_kept(

@@ -38,10 +38,7 @@ def test_the_mesh_does_not_change_the_tokens(mesh: Mesh, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "names"),
-    [
-        ((1, 1, 4), ["llada2 edits"]),
-        pytest.param((1, 2, 2), ["sdar fused", "llada2 edits"], marks=soaking),
-    ],
+    [((1, 1, 4), ["llada2 edits"]), pytest.param((1, 2, 2), ["sdar fused", "llada2 edits"], marks=soaking)],
     ids=str,
 )
 def test_the_ascend_engines_meshes_decode_as_one_process_of_the_cuda_engine(

@@ -51,8 +51,7 @@ def _spoil(trace: dict[str, Any], what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "what",
-    ["score", "winner", "fill", "lookahead", "window", "steps", "token", "branches", "confidence", "anchor"],
+    "what", ["score", "winner", "fill", "lookahead", "window", "steps", "token", "branches", "confidence", "anchor"]
 )
 def test_a_trace_that_differs_is_noticed(what: str) -> None:
     tree = json.loads((HERE / "03_full_k3.json").read_text())

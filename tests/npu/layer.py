@@ -96,12 +96,7 @@ def draw_inputs(sizes: Sizes, layout: Layout, seed: int = 11) -> Inputs:
 
 
 def run_layer(
-    ops: Ops,
-    sizes: Sizes,
-    weights: Weights,
-    inputs: Inputs,
-    layout: Layout,
-    tp_group: dist.ProcessGroup | None = None,
+    ops: Ops, sizes: Sizes, weights: Weights, inputs: Inputs, layout: Layout, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, Tensor]:
     """(output, residual) of every token."""
 

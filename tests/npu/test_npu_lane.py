@@ -51,8 +51,7 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_release_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "9.2.3.post4", SimpleNamespace())
     with pytest.raises(
-        MissingCapability,
-        match=r"npu 9\.2\.3\.post4 are different releases: pip install torch==9\.2\.3 --index-url",
+        MissingCapability, match=r"npu 9\.2\.3\.post4 are different releases: pip install torch==9\.2\.3 --index-url"
     ):
         npu_ops()
 

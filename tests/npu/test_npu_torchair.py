@@ -23,10 +23,7 @@ LAYER = {
     "w8a8": {"AddRmsNormDynamicQuant": 2, "QuantBatchMatmulV3": 4, "DynamicQuant": 1, "DequantSwigluQuant": 1},
 }
 BOTH = {"SplitV": 1, "ApplyRotaryPosEmb": 1, "ScatterPaKvCache": 1, "FusedInferAttentionScore": 1, "TensorMove": 2}
-ENDS = {
-    None: {"RmsNorm": 1},
-    "w8a8": {"RmsNorm": 1, "AddRmsNorm": 1, "AddRmsNormDynamicQuant": -1, "DynamicQuant": 1},
-}
+ENDS = {None: {"RmsNorm": 1}, "w8a8": {"RmsNorm": 1, "AddRmsNorm": 1, "AddRmsNormDynamicQuant": -1, "DynamicQuant": 1}}
 
 
 @pytest.fixture

@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from common.checkpoint.families.dense import (
-    read_dream,
-    read_fast_dllm_v2,
-    read_llada,
-    read_sdar,
-    read_stable_diffcoder,
-)
+from common.checkpoint.families.dense import read_dream, read_fast_dllm_v2, read_llada, read_sdar, read_stable_diffcoder
 from common.checkpoint.families.experts import read_llada2_moe, read_sdar_moe
 from common.checkpoint.families.fields import Fields
 from common.checkpoint.families.quantized import check_unquantized

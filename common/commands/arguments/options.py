@@ -54,8 +54,7 @@ _READS = "which reads the number from the profile"
 _ONE_PROCESS = "this command runs in one process, so name a profile of one with --profile, such as cpu"
 ALLOWED = "input.run_generated_code=true"
 AllowCodeOption = Annotated[
-    bool,
-    typer.Option("--allow-code-execution", help=f"Run answers that are programs, to mark them: --set {ALLOWED}."),
+    bool, typer.Option("--allow-code-execution", help=f"Run answers that are programs, to mark them: --set {ALLOWED}.")
 ]
 # For a command that reads its own arguments, since some of its options take lists.
 RAW_ARGUMENTS: dict[str, Any] = {

@@ -2,7 +2,4 @@
 
 from common.commands.job.start import main, plan_job
 
-__all__ = [
-    "main",
-    "plan_job",
-]
+__all__ = ["main", "plan_job"]

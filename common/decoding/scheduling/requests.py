@@ -16,13 +16,7 @@ from common.decoding.scheduling.drafts import hold
 from common.decoding.scheduling.ending import find_end
 from common.decoding.scheduling.held import Pass, Threads, Workspaces
 from common.decoding.scheduling.logprobs import Book, Tell, note
-from common.decoding.scheduling.planning import (
-    begin_request,
-    ends_of_answer,
-    final_counts,
-    num_prompt_tokens,
-    plan,
-)
+from common.decoding.scheduling.planning import begin_request, ends_of_answer, final_counts, num_prompt_tokens, plan
 from common.decoding.scheduling.rules import Rules
 from common.decoding.scheduling.scoring import best_rows, select
 from common.decoding.scheduling.state import DecodingRequest, Observer
@@ -310,12 +304,7 @@ class Requests:
                 store, values_3T = self._store, predictions.values_3T
                 found[place] = (
                     Pass(
-                        store.loops,
-                        store.parts,
-                        decoding.slot,
-                        values_3T,
-                        self._rows_8R,
-                        decoding.held.biased(classes),
+                        store.loops, store.parts, decoding.slot, values_3T, self._rows_8R, decoding.held.biased(classes)
                     ),
                     decoding,
                 )

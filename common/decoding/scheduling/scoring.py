@@ -12,17 +12,7 @@ import numpy as np
 from common.compiled import compiled
 from common.decoding.plan import Bool, Float, Int, Score
 from common.decoding.scheduling.tables import NOWHERE, Parts, Request, Tables, request_of
-from common.policies.branch_scores import (
-    AGREEMENT,
-    EXPECTED,
-    HEDGED,
-    MEAN,
-    NO_MASK_LEFT,
-    RIPPLE,
-    Left,
-    Tried,
-    score_of,
-)
+from common.policies.branch_scores import AGREEMENT, EXPECTED, HEDGED, MEAN, NO_MASK_LEFT, RIPPLE, Left, Tried, score_of
 from common.policies.rule import PLUG_IN
 
 

@@ -38,11 +38,7 @@ def settings_of(trace: FamilyTrace) -> DecodeConfig:
             own = _llada2(trace)
         else:
             raise ConfigError(f"decode: none of {', '.join(sorted(given))} is known to name a family's code")
-        shared = {
-            "mask_token_id": given["mask_id"],
-            "num_lookahead": 0,
-            "sampling_strategy": "default",
-        }
+        shared = {"mask_token_id": given["mask_id"], "num_lookahead": 0, "sampling_strategy": "default"}
         if "delete_token_id" not in given:
             shared["mask_probability"] = "counted"
         return DecodeConfig.model_validate({**shared, **own})

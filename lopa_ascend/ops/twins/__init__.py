@@ -8,11 +8,7 @@ documentation for Atlas A2/A3 (scripts/lab/ascend_evidence.md lists them one by 
 Arithmetic: float32 inside, one rounding at the end; integers exactly.
 """
 
-from lopa_ascend.ops.twins.activations import (
-    npu_dequant_swiglu_quant,
-    npu_grouped_matmul_swiglu_quant_v2,
-    npu_swiglu,
-)
+from lopa_ascend.ops.twins.activations import npu_dequant_swiglu_quant, npu_grouped_matmul_swiglu_quant_v2, npu_swiglu
 from lopa_ascend.ops.twins.attention import npu_fused_infer_attention_score, npu_fused_infer_attention_score_v2
 from lopa_ascend.ops.twins.cache import _npu_reshape_and_cache, npu_scatter_pa_kv_cache
 from lopa_ascend.ops.twins.experts import (

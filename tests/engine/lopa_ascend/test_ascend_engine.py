@@ -11,12 +11,7 @@ from completing import completions_of
 
 from common.checkpoint import load_model_config, quantizable
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import (
-    Engine,
-    GenerationRequest,
-    Scheduler,
-    decode_requests,
-)
+from common.decoding import Engine, GenerationRequest, Scheduler, decode_requests
 from common.errors import ConfigError, EngineError, MissingCapability
 from common.evaluation.parity import first_difference
 from common.evaluation.trace import read_trace

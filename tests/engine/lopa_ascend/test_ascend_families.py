@@ -13,14 +13,7 @@ from completing import completions_of
 
 from common.checkpoint import load_model_config, load_tokenizer
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import (
-    Engine,
-    GenerationRequest,
-    Rejection,
-    Room,
-    Scheduler,
-    decode_requests,
-)
+from common.decoding import Engine, GenerationRequest, Rejection, Room, Scheduler, decode_requests
 from common.errors import ConfigError, MissingCapability
 from common.platforms import build_engine
 from common.runtime import facts_of, synthetic_plan

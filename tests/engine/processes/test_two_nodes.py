@@ -21,8 +21,7 @@ DP, BP, TP = "data_parallel_size", "branch_parallel_size", "tensor_parallel_size
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("victim", "axis"),
-    [(0, BP), (1, DP), *(pytest.param(*one, marks=soaking) for one in ((0, DP), (1, BP)))],
+    ("victim", "axis"), [(0, BP), (1, DP), *(pytest.param(*one, marks=soaking) for one in ((0, DP), (1, BP)))]
 )
 def test_both_nodes_name_the_worker_that_was_killed(
     victim: int,

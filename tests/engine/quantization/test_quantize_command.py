@@ -97,10 +97,7 @@ def test_a_dynamic_folder_reads_back_and_its_errors_are_listed(model: Path, tmp_
     text = quantize_model(request(model, tmp_path / "out"))
     loaded = linears_of(tmp_path / "out", model)
     assert loaded["layers.1.down_proj.weight"].dtype == torch.int8
-    assert set(float_tensors(tmp_path / "out", layout_of(model)).names()) >= {
-        "lm_head.weight",
-        "model.norm.weight",
-    }
+    assert set(float_tensors(tmp_path / "out", layout_of(model)).names()) >= {"lm_head.weight", "model.norm.weight"}
     assert read_description(tmp_path / "out").scheme_of["model.layers.0.mlp.up_proj.weight"] == "W8A8_DYNAMIC"
     assert all(column in text for column in LINEARS)
     assert "14 linears in w8a8_dynamic" in text

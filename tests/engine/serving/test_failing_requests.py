@@ -25,11 +25,7 @@ def served_on(folder: Path, bp: int, tp: int, **options: Any) -> Served:
     return Served(folder / "log", *FEW_BRANCHES, *arguments, launcher=launcher)
 
 
-MESHES = [
-    pytest.param((1, 1)),
-    pytest.param((2, 1), marks=pytest.mark.slow),
-    pytest.param((1, 2), marks=soaking),
-]
+MESHES = [pytest.param((1, 1)), pytest.param((2, 1), marks=pytest.mark.slow), pytest.param((1, 2), marks=soaking)]
 
 
 @pytest.fixture(scope="module", params=MESHES, ids=str)

@@ -88,11 +88,7 @@ def test_a_stop_string_is_cut_off_in_streams_too(client: OpenAI, mode: str) -> N
 
 
 def test_log_probabilities_of_a_completion_are_the_same_in_pieces(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
-        "model": "demo",
-        "prompt": QUESTION.format(12) + "\n",
-        "max_tokens": 64,
-    }
+    asked: dict[str, Any] = {"model": "demo", "prompt": QUESTION.format(12) + "\n", "max_tokens": 64}
     plain = client.completions.create(**asked).choices[0]
     whole = client.completions.create(**asked, logprobs=3).choices[0]
     pieces = [chunk.choices[0] for chunk in client.completions.create(**asked, logprobs=3, stream=True)]

@@ -22,13 +22,7 @@ from torch.utils._pytree import tree_flatten
 from sim import collectives, contract, table
 from sim.calls import Call, SimulationError, host_view, rebuild
 
-_READS_ON_HOST = {
-    "aten::_local_scalar_dense",
-    "aten::equal",
-    "aten::item",
-    "aten::masked_select",
-    "aten::nonzero",
-}
+_READS_ON_HOST = {"aten::_local_scalar_dense", "aten::equal", "aten::item", "aten::masked_select", "aten::nonzero"}
 
 
 @dataclass

@@ -13,14 +13,7 @@ from torch import Tensor
 from lopa_ascend.ops import OpRuleError, twins
 
 # The dispatcher passes a dtype as its number.
-_DTYPES = {
-    1: torch.int8,
-    3: torch.int32,
-    5: torch.float16,
-    6: torch.float32,
-    12: torch.qint8,
-    15: torch.bfloat16,
-}
+_DTYPES = {1: torch.int8, 3: torch.int32, 5: torch.float16, 6: torch.float32, 12: torch.qint8, 15: torch.bfloat16}
 _DTYPE_OPTIONS = ("dtype", "output_dtype")
 _ATTENTION = ("npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2")
 

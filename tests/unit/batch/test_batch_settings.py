@@ -80,10 +80,7 @@ def test_null_and_nothing_leave_the_runs_settings(cpu: DeviceProfile, run: RunCo
         ({"decode": {"temperature": True}}, "decode.temperature: set it to a number (given True)"),
         ({"decode": {"temperature": float("nan")}}, "decode.temperature: set it to a finite number"),
         ({"decode": {"num_lookahead": -1}}, "decode.num_lookahead: set it to 0 or more (given -1)"),
-        (
-            {"decode": {"num_lookahead": "auto"}},
-            "decode.num_lookahead: the run's pace says that now: leave it",
-        ),
+        ({"decode": {"num_lookahead": "auto"}}, "decode.num_lookahead: the run's pace says that now: leave it"),
         ({"decode": {"skip_threshold": 0}}, "decode.skip_threshold: set it to more than 0.0 (given 0.0)"),
         ({"decode": {"max_new_tokens": 10**20}}, "decode.max_new_tokens: set it to less than 2^63"),
         ({"decode": {"max_new_tokens": 16}}, "decode.max_new_tokens: block_size 32 is larger than max_new_tokens 16"),

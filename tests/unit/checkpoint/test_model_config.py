@@ -43,11 +43,7 @@ NAN, INF = float("nan"), float("inf")
         ("model_type", ["x\n" * 10**5, [[]]], "is not a supported family"),
         ("hidden_act", ["x\n" * 10**5, 5], "is not implemented"),
         ("rope_scaling", ["default\n" * 10**4, {"type": ["yarn"] * 10**4}, 5], "is not implemented"),
-        (
-            "rope_parameters",
-            [{"rope_theta": INF}, {"rope_theta": True}],
-            r"expected a number in 1\.\.1e\+12",
-        ),
+        ("rope_parameters", [{"rope_theta": INF}, {"rope_theta": True}], r"expected a number in 1\.\.1e\+12"),
     ],
 )
 def test_nonsense_is_refused_by_key(tmp_path: Path, key: str, values: list[Any], message: str) -> None:

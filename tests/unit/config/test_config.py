@@ -105,10 +105,7 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "FILE: not valid YAML (more than 10000 values: settings have fewer)",
         ),
         ("model: [" + "1," * 10**5 + "]", "FILE: not valid YAML (more than 10000 values: settings have fewer)"),
-        (
-            "model: m\ndecode: {max_steps: 9223372036854775808}",
-            "FILE: decode.max_steps: set it to less than 2^63",
-        ),
+        ("model: m\ndecode: {max_steps: 9223372036854775808}", "FILE: decode.max_steps: set it to less than 2^63"),
         ("seed: !!bool x", "FILE: not valid YAML (a value does not fit its tag ('x'): remove the tag)"),
         ("seed: !!int ''", "FILE: not valid YAML (a value does not fit its tag ("),
         ("seed: !!float '_'", "FILE: not valid YAML ("),

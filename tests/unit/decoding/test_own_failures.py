@@ -11,16 +11,7 @@ from test_core import HashedEngine, Replay, Wire, alone, core_of, request, run, 
 
 from common.config import DecodeConfig
 from common.constraints import Automaton
-from common.decoding import (
-    HOLE,
-    Capacity,
-    Completion,
-    GenerationRequest,
-    Predictions,
-    Rejection,
-    StepPlan,
-    StepRecord,
-)
+from common.decoding import HOLE, Capacity, Completion, GenerationRequest, Predictions, Rejection, StepPlan, StepRecord
 from common.decoding.scheduling import by_request
 from common.decoding.scheduling.requests import Requests
 from common.decoding.scheduling.scheduler import noise_key

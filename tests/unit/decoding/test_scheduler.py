@@ -222,12 +222,7 @@ class FourTokens:
 
 def test_a_stop_string_cuts_the_tokens() -> None:
     decode = DecodeConfig(num_lookahead=0, block_size=8, max_new_tokens=16, skip_threshold=1.0, stop=("x",))
-    scheduler = Scheduler(
-        decode,
-        mask_token_id=MASK,
-        eos_token_id=EOS,
-        stop_finder=lambda decode: FourTokens,
-    )
+    scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, stop_finder=lambda decode: FourTokens)
     scheduler.admit(GenerationRequest("0", (1, 2)))
     completions: list[Completion] = []
     engine = RandomEngine(3, eos_share=0.0)

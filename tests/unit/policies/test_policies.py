@@ -225,8 +225,7 @@ def test_a_package_of_ones_own_adds_one(tmp_path: Path) -> None:
 
 def test_a_package_cannot_replace_one_that_ships_unseen(tmp_path: Path) -> None:
     done = with_package(
-        tmp_path,
-        "from common.policies import check, origins\ncheck('branch_scores', 'mean'); print(sorted(origins()))",
+        tmp_path, "from common.policies import check, origins\ncheck('branch_scores', 'mean'); print(sorted(origins()))"
     )
     assert done.stdout.strip() == "['branch_scores.last_one', 'branch_scores.strict']", done.stderr
     assert "branch_scores mean of another package is not used" in done.stderr

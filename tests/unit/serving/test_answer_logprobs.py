@@ -99,10 +99,7 @@ def test_a_completion_has_lists_side_by_side() -> None:
     assert of_completion([ONE, TWO], strings) == {
         "tokens": ["He", "\N{REPLACEMENT CHARACTER}"],
         "token_logprobs": [-0.5, -3.0],
-        "top_logprobs": [
-            {"llo": -0.25, "He": -0.5},
-            {"<end>": -0.1, "He": -2.0, "\N{REPLACEMENT CHARACTER}": -3.0},
-        ],
+        "top_logprobs": [{"llo": -0.25, "He": -0.5}, {"<end>": -0.1, "He": -2.0, "\N{REPLACEMENT CHARACTER}": -3.0}],
         "text_offset": [0, 2],
     }
 

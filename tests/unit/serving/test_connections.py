@@ -136,9 +136,7 @@ def test_half_a_second_head_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    "sent",
-    [b"no request\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"],
-    ids=["no request", "two hosts"],
+    "sent", [b"no request\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"], ids=["no request", "two hosts"]
 )
 def test_what_is_no_http_is_answered_as_any_error(sent: bytes) -> None:
     async def talk(port: int, room: Room, app: App) -> None:

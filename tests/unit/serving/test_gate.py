@@ -45,8 +45,7 @@ def gate_of(app: Any, hosts: frozenset[str] | None) -> Gate:
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "[::1]", "my-laptop:80"],
+    "host", ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "[::1]", "my-laptop:80"]
 )
 def test_local_names_are_answered_to(host: str) -> None:
     gate = gate_of(_fine, LOCAL)

@@ -14,19 +14,7 @@ from common.serving.engine.links import Links
 from common.serving.http.engines.client import EngineClient, QueueFull
 from common.serving.http.errors import ApiError
 from common.serving.link import Link
-from common.serving.messages import (
-    Abort,
-    AbortCall,
-    Aborted,
-    Accepted,
-    Add,
-    Counts,
-    Ended,
-    Failed,
-    Over,
-    Ready,
-    Tokens,
-)
+from common.serving.messages import Abort, AbortCall, Aborted, Accepted, Add, Counts, Ended, Failed, Over, Ready, Tokens
 from tests.unit.serving.test_front_end import order
 
 READY = Ready(DecodeConfig(), num_slots=2, max_model_len=64, vocab_size=10)
