@@ -30,8 +30,8 @@ CONDITIONS = (
     "as many tokens accepted a step as bring the TPF; of LLaDA2 our TPF over a pass of 32 different tokens, which hit "
     "three fifths of a layer's experts (mask tokens are alike with random weights, and choose the same). Several: "
     "prompts of some 60 tokens, and what the block-diffusion demo model accepts; there LLaDA2's masks are alike, so at "
-    "few requests a pass reads less than a trained model's. At the floor: if a pass took no longer than to read the "
-    "weights once, or to multiply by them"
+    "few requests a pass reads less than a trained model's. At the floor, in bf16: if a pass took no longer than to "
+    "read the weights once, or to multiply by them"
 )
 
 
@@ -67,38 +67,43 @@ CLAIMS = (
 def of_one(claims: list[Claim]) -> list[list[Any]]:
     """Return the rows of claims of one request that one run measures."""
     model, quantization, lookahead = claims[0].model, claims[0].quantization, claims[0].lookahead
-    is_mixture, rows = model.startswith("llada2"), lookahead + 1
+    is_mixture, rows = _is_mixture(claims[0]), lookahead + 1
     shape = f"{rows}x32" if is_mixture else f"{rows}x64"
     accepted = [str(claim.accepted) for claim in claims]
     run = benched(model, quantization, "--shapes", shape, "--no-mixes", "--accepted", *accepted, lookahead=lookahead)
     (passed,) = run["shapes"]
-    floor_ms = max(passed["weight_floor_ms"], passed["matrix_floor_ms"])
+    floor_ms = max(passed["weight_floor_ms"], passed["matrix_floor_ms"])  # in bf16
     found = []
     for claim, decode in zip(claims, run["steps"], strict=True):
         tpf, per_s = decode["tpf"], decode["tps"]
         if is_mixture:
             per_s = 1000 * tpf / passed["call_ms"]
-        found.append(_row(claim, tpf, per_s, 1000 * tpf / floor_ms))
+        found.append(_row(claim, tpf, per_s, 1000 * tpf / floor_ms if quantization == "bf16" else None))
     return found
 
 
 def of_several(claims: list[Claim]) -> list[list[Any]]:
-    """Return the rows of claims of one model at several loads."""
+    """Return the rows of claims of one model at several loads; of a mixture without what would be at the floor, which
+    counts the experts that different tokens hit."""
     at_once = [str(claim.at_once) for claim in claims]
     found = written(
         "common.commands", "bench", "load", RUN, "--profile", PROFILE, "--set",
         f"model=configs/models/{claims[0].model}", "--answers", "demo_block", "--lookahead", "0", "--at-once", *at_once,
     )  # fmt: skip
-    return [
-        _row(
-            claim, load["tokens_per_pass"], load["tokens_per_s"],
-            load["tokens_per_s"] * load["step_ms"] / load["floor_ms"],
-        )
-        for claim, load in zip(claims, found["loads"], strict=True)
-    ]  # fmt: skip
+    is_mixture = _is_mixture(claims[0])
+    rows = []
+    for claim, load in zip(claims, found["loads"], strict=True):
+        per_s = load["tokens_per_s"]
+        at_floor = None if is_mixture else per_s * load["step_ms"] / load["floor_ms"]
+        rows.append(_row(claim, load["tokens_per_pass"], per_s, at_floor))
+    return rows
 
 
-def _row(claim: Claim, tpf: float, per_s: float, at_floor: float) -> list[Any]:
+def _is_mixture(claim: Claim) -> bool:
+    return claim.model.startswith("llada2")
+
+
+def _row(claim: Claim, tpf: float, per_s: float, at_floor: float | None) -> list[Any]:
     ours = claim.quantization + (f", k = {claim.lookahead}" if claim.lookahead else "")
     ours += ", two GPUs" if on_two(claim.model) else ""
     claimed = claim.tokens_per_s

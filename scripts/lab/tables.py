@@ -140,7 +140,7 @@ def steps(results: Mapping[str, Result]) -> str:
         floors = shape["weight_floor_ms"], shape["matrix_floor_ms"]
         numbers = shape["device_ms"], *floors
         above = shape["device_ms"] / max(floors)
-        rows.append([f"1 x {shape['width']}", *(f"{number:.2f}" for number in numbers), f"{above:.2f}"])
+        rows.append([f"{shape['rows']} x {shape['width']}", *(f"{number:.2f}" for number in numbers), f"{above:.2f}"])
     headings = ["rows x window", "step ms", "weight floor", "matrix floor", "step / higher floor"]
     return _with_source(result, study.written(headings, rows))
 
