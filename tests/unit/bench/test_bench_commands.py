@@ -87,7 +87,7 @@ def test_a_load_of_the_runs_own_model_is_decoded_twice(tmp_path: Path) -> None:
     out = tmp_path / "load.json"
     done = CliRunner().invoke(app, demo("--at-once", "2", "--limit", "3", "--output", str(out)))
     assert done.exit_code == 0, done.exception
-    (row,) = json.loads(out.read_text())
+    (row,) = json.loads(out.read_text())["loads"]
     assert row["at_once"] == 2 and row["first_tps"] > 0 and row["second_tps"] > 0 and row["engine"] == "lopa_cuda"
     assert "tokens/s, second run" in done.stdout
 
