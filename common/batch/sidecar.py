@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from common.batch.files import naming, sidecar_path
 from common.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+_BEGIN = b'{\n  "model": '  # of every sidecar
 LOCK_WAIT_S = 15.0  # workers of a killed run need a moment to notice
 
 
@@ -37,6 +38,14 @@ def recorded_identity(path: Path) -> dict[str, Any] | None:
             return None
         return identity if isinstance(identity, dict) else None
     return None
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a file stands in the sidecar's place that no run has written, whole or in part."""
+    with suppress(FileNotFoundError), sidecar_path(path).open("rb") as file:
+        begin = file.read(len(_BEGIN))
+        return not _BEGIN.startswith(begin)
+    return False
 
 
 def adopt_sidecar(path: Path) -> None:
