@@ -125,7 +125,7 @@ def start_output(path: Path, identity: Mapping[str, Any], *, overwrite: bool, re
                 raise ConfigError(
                     f"{path} exists, and {sidecar_path(path).name}, which says of what run, does not: {FIX}"
                 )
-        if is_foreign(path) and not (has_records and _holds_results(path)):
+        if is_foreign(sidecar_path(path)) and not (has_records and _holds_results(path)):
             raise ConfigError(f"{sidecar_path(path)}: no run has written it: remove it, or choose another output.path")
         lock = lock_alone(path)
         try:

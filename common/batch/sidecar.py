@@ -40,9 +40,9 @@ def recorded_identity(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def is_foreign(path: Path) -> bool:
-    """Whether a file stands in the sidecar's place that no run has written, whole or in part."""
-    with suppress(FileNotFoundError), sidecar_path(path).open("rb") as file:
+def is_foreign(sidecar: Path) -> bool:
+    """Whether a file stands there that no run has written, whole or in part."""
+    with suppress(FileNotFoundError), sidecar.open("rb") as file:
         begin = file.read(len(_BEGIN))
         return not _BEGIN.startswith(begin)
     return False
@@ -50,7 +50,7 @@ def is_foreign(path: Path) -> bool:
 
 def adopt_sidecar(path: Path) -> None:
     """Move the sidecar from beside the link, where earlier versions put it, to beside the file."""
-    if _beside_link(path).exists() and not sidecar_path(path).exists():
+    if _beside_link(path).exists() and not sidecar_path(path).exists() and not is_foreign(_beside_link(path)):
         shutil.move(_beside_link(path), sidecar_path(path))
 
 

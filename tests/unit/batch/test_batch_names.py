@@ -225,6 +225,15 @@ def test_a_file_that_is_no_runs_is_not_written_over_beside_an_output(
     assert not output_path(run).exists() or output_path(run).read_text() == answers
 
 
+def test_a_file_that_is_no_runs_stays_beside_a_link(cpu: DeviceProfile, run: RunConfig, tmp_path: Path) -> None:
+    two_lines(run)
+    (tmp_path / "link.jsonl").symlink_to(output_path(run))
+    mine = tmp_path / "link.jsonl.run.json"
+    mine.write_text("notes")
+    execute(cpu, renamed(run, tmp_path / "link.jsonl"))
+    assert mine.read_text() == "notes" and len(records(run)) == 2
+
+
 def test_what_a_kill_left_of_a_runs_own_file_is_written_again(cpu: DeviceProfile, run: RunConfig) -> None:
     two_lines(run)
     sidecar = sidecar_path(output_path(run))
