@@ -91,7 +91,9 @@ class LoraSource:
         return self._base.shape(name)
 
     def where(self, name: str) -> str:
-        return self._base.where(name)
+        """The file that holds the tensor, and the adapter's where that changes it."""
+        delta, base = self._deltas.get(name), self._base.where(name)
+        return base if delta is None else f"{base} with {self._adapter.where(delta.a_name)}"
 
     def read(self, name: str, slices: Slices = ()) -> torch.Tensor:
         weight = self._base.read(name, slices)

@@ -244,6 +244,14 @@ def test_one_value_of_an_adapter_that_is_no_number_is_named(tmp_path: Path, side
         load(write_lora(tmp_path, tensors))
 
 
+def test_a_sum_that_is_no_number_names_the_adapter_too(tmp_path: Path) -> None:
+    (tmp_path / "lora").mkdir()
+    save_file({name: torch.ones(shape) for name, shape in SHAPES.items()}, tmp_path / "model.safetensors")
+    lora = write_lora(tmp_path / "lora", {name: tensor * 1e30 for name, tensor in adapter().items()})
+    with pytest.raises(ConfigError, match=r"/model\.safetensors with .*/lora/adapter_model\.safetensors: .* NaN"):
+        load_weights(str(tmp_path), CONFIG, tp_rank=0, tp_size=1, dtype=torch.float32, lora_path=lora)
+
+
 def test_an_adapter_of_integers_is_refused(tmp_path: Path) -> None:
     tensors = {name: tensor.to(torch.int8) for name, tensor in adapter().items()}
     with pytest.raises(ConfigError, match=r"lora_[AB]\.weight: holds torch\.int8, not weights"):
