@@ -50,6 +50,14 @@ def test_an_automaton_that_passes_would_wait_for_is_refused() -> None:
         compiler.automaton(Format("choice", json.dumps(texts)))
 
 
+@pytest.mark.parametrize(("number", "why"), [(1_000, "states, at most 4000"), (20_000, "letters, at most 200000")])
+def test_an_enum_that_is_too_large_is_told_to_hold_fewer(number: int, why: str) -> None:
+    pytest.importorskip("outlines_core", reason="needs the extra structured")
+    values = json.dumps({"enum": [f"text {n * 7919}" for n in range(number)]})
+    with pytest.raises(ConfigError, match=f"{why}.* fewer values"):
+        COMPILER.automaton(Format("json", values))
+
+
 def test_texts_of_too_many_bytes_are_refused() -> None:
     with pytest.raises(ConfigError, match="at most 20000"):
         of_structured_outputs({"choice": ["a" * 20_001]})
