@@ -5,7 +5,7 @@ Start one before: lopa serve demo. The client: pip install openai.
 
 import sys
 
-from openai import OpenAI
+from openai import OpenAI, OpenAIError
 
 QUESTION = "Tom has 12 apples and buys 5 more. How many apples does he have now?"
 
@@ -29,4 +29,7 @@ def main(url: str = "http://127.0.0.1:8000") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except OpenAIError as error:  # no server there, or one that refuses
+        sys.exit(f"{error} Is a server running there? Start one: lopa serve demo")

@@ -21,7 +21,7 @@ from common import user_files
 from common.batch.files import naming, real_file, sidecar_path
 from common.batch.identity import FIX, check_identity
 from common.batch.records import as_record
-from common.batch.sidecar import adopt_sidecar, lock_alone, lock_shared, write_identity, writing_alone
+from common.batch.sidecar import adopt_sidecar, is_foreign, lock_alone, lock_shared, write_identity, writing_alone
 from common.errors import ConfigError
 from common.parquet import as_parquet
 from common.scoring import summarize
@@ -125,6 +125,8 @@ def start_output(path: Path, identity: Mapping[str, Any], *, overwrite: bool, re
                 raise ConfigError(
                     f"{path} exists, and {sidecar_path(path).name}, which says of what run, does not: {FIX}"
                 )
+        if is_foreign(sidecar_path(path)) and not (has_records and _holds_results(path)):
+            raise ConfigError(f"{sidecar_path(path)}: no run has written it: remove it, or choose another output.path")
         lock = lock_alone(path)
         try:
             if overwrite:

@@ -71,9 +71,9 @@ class Progress:
                 self._view.close()
 
     def _speed(self) -> str:
-        """The summary's numbers, of what this start has finished so far."""
+        """The summary's numbers, of what this start has decoded so far."""
         count, seconds = self._num_finished, time.monotonic() - self._started_at
-        if not count or not seconds:
+        if not self._tokens or not seconds:
             return ""
         a_request, together = self._tps / count, self._tokens / seconds
         return f", TPF {self._tpf / count:.2f}, {a_request:.1f} tokens/s a request, {together:.1f} together"

@@ -27,15 +27,15 @@ _MIN_WIDTH = 140  # for logs: a table that wraps at 80 columns cannot be read
 
 def print_summary(title: str, metrics: Mapping[str, Any], *, details: bool = False) -> None:
     """Print a few lines; with `details` every number and what it means."""
-    if details:
+    if not metrics["tokens"]["canvas"]:  # nothing was decoded: all are errors, or texts were only scored
+        inform("\n".join(["; ".join(_outcome(metrics)), title]))
+    elif details:
         _print_details(title, metrics)
     else:
         inform("\n".join([*_summary(metrics), f"{title} (--details prints every number and what it means)"]))
 
 
 def _summary(metrics: Mapping[str, Any]) -> list[str]:
-    if not metrics["requests"]["finished"]:  # of which there is nothing to say
-        return ["; ".join(_outcome(metrics))]
     tpf, tps, latency = metrics["tpf"], metrics["tps"]["effective"]["with_first_step"], metrics["latency_s"]
     start = metrics.get("this_start")
     lines = [

@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from common.batch.files import naming, sidecar_path
 from common.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+_BEGIN = b'{\n  "model": '  # of every sidecar
 LOCK_WAIT_S = 15.0  # workers of a killed run need a moment to notice
 
 
@@ -39,9 +40,17 @@ def recorded_identity(path: Path) -> dict[str, Any] | None:
     return None
 
 
+def is_foreign(sidecar: Path) -> bool:
+    """Whether a file stands there that no run has written, whole or in part."""
+    with suppress(FileNotFoundError), sidecar.open("rb") as file:
+        begin = file.read(len(_BEGIN))
+        return not _BEGIN.startswith(begin)
+    return False
+
+
 def adopt_sidecar(path: Path) -> None:
     """Move the sidecar from beside the link, where earlier versions put it, to beside the file."""
-    if _beside_link(path).exists() and not sidecar_path(path).exists():
+    if _beside_link(path).exists() and not sidecar_path(path).exists() and not is_foreign(_beside_link(path)):
         shutil.move(_beside_link(path), sidecar_path(path))
 
 

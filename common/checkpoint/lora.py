@@ -91,7 +91,9 @@ class LoraSource:
         return self._base.shape(name)
 
     def where(self, name: str) -> str:
-        return self._base.where(name)
+        """The file that holds the tensor, and the adapter's where that changes it."""
+        delta, base = self._deltas.get(name), self._base.where(name)
+        return base if delta is None else f"{base} with {self._adapter.where(delta.a_name)}"
 
     def read(self, name: str, slices: Slices = ()) -> torch.Tensor:
         weight = self._base.read(name, slices)
@@ -123,7 +125,12 @@ class LoraSource:
                     f"{self._adapter.where(name)}: {plain(name)}: the model has no weight for it; use a LoRA of the "
                     "linear layers of this base model"
                 )
-            pairs.setdefault(weight, {})[match["side"]] = name
+            first = pairs.setdefault(weight, {}).setdefault(match["side"], name)
+            if first != name:
+                raise ConfigError(
+                    f"{self._adapter.where(name)}: {plain(first)} and {plain(name)} are for one weight; keep the "
+                    "tensors of one adapter"
+                )
         return pairs
 
     def _delta(self, weight: str, sides: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> _Delta:
@@ -191,13 +198,17 @@ class _Settings:
         """
         self._check_layers(modules)
         targets = self._tree.get("target_modules")
-        if isinstance(targets, str):
-            self._check_pattern(targets, modules)
-        if targets is None or isinstance(targets, str):
+        if targets is None:
             return
-        is_list = isinstance(targets, list) and len(targets) <= _MOST_PATTERNS
-        if not is_list or not all(isinstance(target, str) for target in targets):
-            raise self._error("target_modules", f"expected names of modules, found {shown(targets)}; {_FIX}")
+        if isinstance(targets, str):
+            pattern = None if targets == "all-linear" else self._compiled("target_modules", targets)
+            for module in modules:
+                if pattern is not None and not pattern.fullmatch(module):
+                    raise self._error(
+                        "target_modules", f"{module} has tensors but does not match {shown(targets)}; {_FIX}"
+                    )
+            return
+        self._check_names("target_modules", targets)
         for target in targets:
             is_of_model = any(_is_target(module, target) for module in model_modules)
             if is_of_model and not any(_is_target(module, target) for module in modules):
@@ -206,27 +217,31 @@ class _Settings:
             if not any(_is_target(module, target) for target in targets):
                 raise self._error("target_modules", f"{module} has tensors but is not listed; {_FIX}")
 
-    def _check_pattern(self, target: str, modules: Collection[str]) -> None:
-        if target == "all-linear" or not _is_plain_pattern(target):
-            return
+    def _compiled(self, key: str, pattern: str) -> re.Pattern[str] | None:
+        """Return the pattern; None for one that may take long."""
         try:
-            pattern = re.compile(target)
+            return re.compile(pattern) if _is_plain_pattern(pattern) else None
         except re.error as error:
-            raise self._error(
-                "target_modules", f"{shown(target)} is no pattern ({first_line(error)}); {_FIX}"
-            ) from None
-        for module in modules:
-            if not pattern.fullmatch(module):
-                raise self._error("target_modules", f"{module} has tensors but does not match {shown(target)}; {_FIX}")
+            raise self._error(key, f"{shown(pattern)} is no pattern ({first_line(error)}); {_FIX}") from None
+
+    def _check_names(self, key: str, names: Any) -> None:
+        is_list = isinstance(names, list) and len(names) <= _MOST_PATTERNS
+        if not is_list or not all(isinstance(name, str) for name in names):
+            raise self._error(key, f"expected names of modules, found {shown(names)}; {_FIX}")
 
     def _check_layers(self, modules: Collection[str]) -> None:
-        layers, excluded = self._tree.get("layers_to_transform"), self._tree.get("exclude_modules")
-        layers = [layers] if isinstance(layers, int) else layers
+        layers, excluded = self._tree.get("layers_to_transform"), self._tree.get("exclude_modules") or []
+        layers = [] if layers is None else layers if isinstance(layers, list) else [layers]
+        if not all(type(layer) is int for layer in layers):
+            raise self._error("layers_to_transform", f"expected numbers of layers, found {shown(layers)}; {_FIX}")
+        pattern = self._compiled("exclude_modules", excluded) if isinstance(excluded, str) else None
+        names = [] if isinstance(excluded, str) else excluded
+        self._check_names("exclude_modules", names)
         for module in modules:
             number = _LAYER.search(module)
-            if isinstance(layers, list) and (number is None or int(number[1]) not in layers):
+            if layers and (number is None or int(number[1]) not in layers):
                 raise self._error("layers_to_transform", f"{module} has tensors but is of no layer there; {_FIX}")
-            if isinstance(excluded, list) and any(_is_target(module, str(name)) for name in excluded):
+            if any(_is_target(module, name) for name in names) or (pattern and pattern.fullmatch(module)):
                 raise self._error("exclude_modules", f"{module} has tensors but is excluded; {_FIX}")
 
     def _patterns(self, key: str) -> list[tuple[re.Pattern[str], Any]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common.constraints.automaton import Automaton
 from common.constraints.formats import Format
-from common.constraints.lift import Trie
+from common.constraints.lift import SIMPLER, Trie
 from common.constraints.making import made
 from common.errors import ConfigError, first_line
 
@@ -24,7 +24,6 @@ _BOOT = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from common.constraints.apart import main; main()"
 )
 _LATER = "send it again once the machine is less busy"
-_SIMPLER = "write it more simply, with shorter bounds"
 
 
 class PassingError(ConfigError):
@@ -40,20 +39,20 @@ def made_apart(format: Format, trie: Trie, cpu_seconds: int = CPU_SECONDS) -> Au
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}, start_new_session=True,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise PassingError(f"it takes more than {_WALL_SECONDS:g} s to compile: {_SIMPLER}, or {_LATER}") from None
+        raise PassingError(f"it takes more than {_WALL_SECONDS:g} s to compile: {SIMPLER}, or {_LATER}") from None
     except OSError as error:
         raise PassingError(
             f"no process to compile it in can be started ({first_line(error)}): end other processes"
         ) from None
     if done.returncode == -signal.SIGXCPU:
-        raise ConfigError(f"it takes more than {cpu_seconds} s to compile: {_SIMPLER}")
+        raise ConfigError(f"it takes more than {cpu_seconds} s to compile: {SIMPLER}")
     if done.returncode == -signal.SIGKILL:
-        raise PassingError(f"the system ended its compilation: {_SIMPLER}, or {_LATER}")
+        raise PassingError(f"the system ended its compilation: {SIMPLER}, or {_LATER}")
     if done.returncode == -signal.SIGABRT:  # of the library without memory
         raise ConfigError(_out_of_memory())
     if done.returncode:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
-        raise ConfigError(f"compiling it ended with exit code {done.returncode} ({last:.200}): {_SIMPLER}")
+        raise ConfigError(f"compiling it ended with exit code {done.returncode} ({last:.200}): {SIMPLER}")
     found: Automaton | ConfigError = pickle.loads(done.stdout)
     if isinstance(found, ConfigError):
         raise found
@@ -82,4 +81,4 @@ def main() -> None:
 
 
 def _out_of_memory() -> str:
-    return f"it takes more than {MEMORY_BYTES >> 30} GiB to compile: {_SIMPLER}"
+    return f"it takes more than {MEMORY_BYTES >> 30} GiB to compile: {SIMPLER}"

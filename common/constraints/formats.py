@@ -78,11 +78,13 @@ def of_structured_outputs(given: Any) -> Format | None:
     if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
         raise ConfigError("choice: write a list of texts, one at least and none of them empty")
     if len(value) > _MOST_CHOICES:
-        raise ConfigError(f"choice: {len(value)} texts, at most {_MOST_CHOICES} can be given")
+        raise ConfigError(f"choice: {len(value)} texts, at most {_MOST_CHOICES} can be given: send fewer")
     _require_whole("".join(value), "choice")
     length = sum(len(one.encode()) for one in value)
     if length > _MOST_CHOSEN:
-        raise ConfigError(f"choice: the texts have {length} bytes together, at most {_MOST_CHOSEN} can be given")
+        raise ConfigError(
+            f"choice: the texts have {length} bytes together, at most {_MOST_CHOSEN} can be given: send fewer"
+        )
     return Format("choice", json.dumps(list(dict.fromkeys(value))))
 
 
@@ -104,7 +106,7 @@ def _schema_text(schema: Any) -> str:
         raise ConfigError(f"json: the schema is no JSON ({first_line(error):.100})") from None
     _require_whole(text, "json")
     if len(text) > _MOST_LETTERS:
-        raise ConfigError(f"the schema has {len(text)} letters, at most {_MOST_LETTERS}")
+        raise ConfigError(f"the schema has {len(text)} letters, at most {_MOST_LETTERS}: shorten it")
     return text
 
 

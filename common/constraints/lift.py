@@ -17,6 +17,7 @@ import numpy as np
 from common.constraints.automaton import FAR, NEVER, Automaton, Bool, Int, Int32, distances, places
 from common.errors import ConfigError
 
+SIMPLER = "write it more simply, with shorter bounds or fewer values"
 _STATES_AT_ONCE = 64
 _MOST_EDGES = 100_000  # of state and class: each pass goes over them, at every open position
 _MOST_CELLS = 2**22  # of states times classes, which go to the engine with a request
@@ -118,13 +119,13 @@ def lift(byte_automaton: ByteAutomaton, trie: Trie) -> Automaton | None:
     if len(states) * num_classes > _MOST_CELLS:
         raise ConfigError(
             f"it takes {len(states)} states and {num_classes} classes of tokens, together more than {_MOST_CELLS}: "
-            "write shorter bounds, or fewer texts"
+            + SIMPLER
         )
     next_QC = np.full((len(states), num_classes), NEVER, np.int32)
     next_QC[source_E, class_V[token_E]] = target_E
     num_edges = int((next_QC >= 0).sum())
     if num_edges > _MOST_EDGES:
-        raise ConfigError(f"it takes {num_edges} edges, at most {_MOST_EDGES} are compiled: write shorter bounds")
+        raise ConfigError(f"it takes {num_edges} edges, at most {_MOST_EDGES} are compiled: {SIMPLER}")
     digest = hashlib.blake2b(next_QC.tobytes() + is_final_Q.tobytes() + class_V.tobytes(), digest_size=16)
     return Automaton(class_V, next_QC, is_final_Q, 0, digest.hexdigest())
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from common.constraints.automaton import NEVER, Automaton
 from common.constraints.formats import Format
-from common.constraints.lift import ByteAutomaton, Trie, lift
+from common.constraints.lift import SIMPLER, ByteAutomaton, Trie, lift
 from common.constraints.patterns import in_ascii
 from common.constraints.schema import regex_of_any_object, regex_of_calls, regex_of_schema
 from common.errors import ConfigError, first_line
@@ -65,7 +65,7 @@ def of_regex(regex: str) -> ByteAutomaton:
 def _dense(rows: Mapping[int, Mapping[int, int]], start: int, finals: Any) -> ByteAutomaton:
     states = sorted({start, *rows, *(target for row in rows.values() for target in row.values())})
     if len(states) > _MOST_STATES:
-        raise ConfigError(f"it takes {len(states)} states, at most {_MOST_STATES} are compiled: write shorter bounds")
+        raise ConfigError(f"it takes {len(states)} states, at most {_MOST_STATES} are compiled: {SIMPLER}")
     place_of = {state: place for place, state in enumerate(states)}
     next_S256 = np.full((len(states), 256), NEVER, np.int32)
     for state, row in rows.items():

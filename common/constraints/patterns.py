@@ -38,7 +38,7 @@ def in_ascii(regex: str) -> str:
 def require_short(regex: str, name: str = "it") -> None:
     """Raise ConfigError for an expression of more letters than are compiled. name: in the sentence."""
     if len(regex) > _MOST_LETTERS:
-        raise ConfigError(f"{name} has {len(regex)} letters, at most {_MOST_LETTERS} are compiled")
+        raise ConfigError(f"{name} has {len(regex)} letters, at most {_MOST_LETTERS} are compiled: shorten it")
 
 
 def _atoms(regex: str) -> list[str]:

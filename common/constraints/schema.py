@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from common.constraints.lift import SIMPLER
 from common.constraints.patterns import LETTERS, in_json_string
 from common.errors import ConfigError
 
@@ -54,7 +55,9 @@ def regex_of_schema(schema: Any) -> str:
     """Return the expression. Raises ConfigError that names the key which is not enforced, with its place."""
     regex = _Walk(schema).of(schema, "#", 0)
     if len(regex) > _MOST_LETTERS:
-        raise ConfigError(f"the schema comes to an expression of {len(regex)} letters, at most {_MOST_LETTERS}")
+        raise ConfigError(
+            f"the schema comes to an expression of {len(regex)} letters, at most {_MOST_LETTERS}: {SIMPLER}"
+        )
     return regex
 
 

@@ -26,7 +26,7 @@ from common.decoding import (
     StepRecord,
     decode_requests,
 )
-from common.errors import ConfigError, EngineError, what_failed
+from common.errors import ConfigError, EngineError, what_failed, why_no_file
 from common.evaluation.difference import first_step
 from common.evaluation.families import compare
 from common.evaluation.families.settings import settings_of
@@ -35,6 +35,7 @@ from common.evaluation.trace import Trace, TraceStep, read_trace
 from common.platforms import build_engine
 from common.processes import inform
 from common.runtime import facts_of
+from common.user_files import is_file
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ def replay_files(paths: Sequence[Path]) -> int:
 def _replay_file(path: Path, profile: DeviceProfile) -> int:
     """Print or log what became of one trace; its exit code."""
     try:
+        if not is_file(path):  # opening a pipe would wait for its other end
+            raise ConfigError(f"{path}: {why_no_file(path)}; name a trace, a JSON file")
         if is_family_trace(path):
             family_trace = read_family_trace(path)
             num_steps, difference = family_trace.num_forward_steps, family_difference(family_trace, path, profile)

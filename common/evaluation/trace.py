@@ -55,8 +55,6 @@ class Trace(Frozen, extra="ignore"):
 
 def read_trace(path: Path) -> Trace:
     """The checked trace. Raises ConfigError naming file, key and fix."""
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such trace file")
     try:
         return Trace.model_validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:

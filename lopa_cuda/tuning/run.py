@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from errno import EISDIR
+from errno import EINVAL
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +18,9 @@ import torch
 
 from common.checkpoint import ModelConfig, check_tensor_parallel, load_model_config
 from common.config import DeviceProfile, RunConfig
-from common.errors import ConfigError, EngineError, MissingCapability, first_line, is_out_of_memory
+from common.errors import ConfigError, EngineError, MissingCapability, first_line, is_out_of_memory, why_no_file
 from common.platforms import TuneOptions
+from common.user_files import is_file
 from lopa_cuda.assemble import chooses_tiles
 from lopa_cuda.tiles import (
     Device,
@@ -93,8 +94,8 @@ class OwnTiles:
 
 def _check_writable(path: Path) -> None:
     try:
-        if path.is_dir():
-            raise IsADirectoryError(EISDIR, "it is a folder")
+        if path.exists() and not is_file(path):
+            raise OSError(EINVAL, f"it is {why_no_file(path)}")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass

@@ -237,5 +237,5 @@ class _Part:
 
     def _positive(self, suffix: str, scale: Tensor) -> Tensor:
         if not bool((torch.isfinite(scale) & (scale >= 0)).all()):
-            self.refuse(suffix, "holds negative or infinite scales")
+            self.refuse(suffix, "holds negative, infinite or NaN scales")
         return scale

@@ -75,6 +75,12 @@ def test_a_client(tmp_path: Path) -> None:
     assert "#### 17" in printed and "stop: {" in printed
 
 
+def test_a_client_without_a_server() -> None:
+    done = python(str(EXAMPLES / "client.py"), "http://127.0.0.1:9")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "lopa serve demo" in done.stderr and done.stderr.count("\n") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("line", commands())
 def test_a_command_of_the_pages(line: str, tmp_path: Path) -> None:

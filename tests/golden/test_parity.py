@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,14 @@ def test_a_file_that_is_no_json_is_refused(tmp_path: Path, content: bytes) -> No
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="not valid JSON"):
         read_trace(path)
+
+
+def test_what_is_no_file_is_named_without_a_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert replay_files([tmp_path, tmp_path / "pipe", tmp_path / "absent", tmp_path / "\0"]) == 2
+    said = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
+    whats = ("a folder", "no regular file", "no such file", "no such file")
+    assert said == [f"{what}; name a trace, a JSON file" for what in whats]
 
 
 def test_the_traces_after_one_that_cannot_be_replayed_are_replayed(

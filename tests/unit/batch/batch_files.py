@@ -13,6 +13,7 @@ from common.batch import run_batch
 from common.config import DecodeConfig, DeviceProfile, OutputConfig, RunConfig, Sweep, SweepLaunch, SweepPoint, slug
 from common.decoding import Completion, GenerationRequest, Rejection
 
+RUN = {"model": "m"}  # the shortest that a run is known by
 Lines = list[dict[str, Any] | str]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from batch_files import (
+    RUN,
     Interrupted,
     Lines,
     StopsAfter,
@@ -339,7 +340,7 @@ def test_a_record_that_somebody_has_edited_is_named_before_anything_is_decoded(
 
 def test_a_half_line_of_a_killed_writer_is_cut_off_by_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "o.jsonl"
-    output = start_output(path, {}, overwrite=False, retry_errors=False)
+    output = start_output(path, RUN, overwrite=False, retry_errors=False)
     output.append({"id": 1})
     with path.open("ab") as stream:
         stream.write(b'{"id": 2, "te')
@@ -349,7 +350,7 @@ def test_a_half_line_of_a_killed_writer_is_cut_off_by_the_next_one(tmp_path: Pat
 
 
 def test_a_write_that_stops_short_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = start_output(tmp_path / "o.jsonl", {}, overwrite=False, retry_errors=False)
+    output = start_output(tmp_path / "o.jsonl", RUN, overwrite=False, retry_errors=False)
     output.append({"id": 1})
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
@@ -426,11 +427,11 @@ def test_results_whose_run_nobody_knows_are_dropped_where_that_is_asked_for(cpu:
 
 def test_two_runs_never_write_to_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("common.batch.sidecar.LOCK_WAIT_S", 0.3)
-    output: OutputFile = start_output(tmp_path / "o", {}, overwrite=False, retry_errors=False)
+    output: OutputFile = start_output(tmp_path / "o", RUN, overwrite=False, retry_errors=False)
     with pytest.raises(ConfigError, match="another run is writing to it"):
-        start_output(tmp_path / "o", {}, overwrite=False, retry_errors=False)
+        start_output(tmp_path / "o", RUN, overwrite=False, retry_errors=False)
     output.close()
-    start_output(tmp_path / "o", {}, overwrite=False, retry_errors=False).close()
+    start_output(tmp_path / "o", RUN, overwrite=False, retry_errors=False).close()
 
 
 def test_each_setting_of_a_sweep_has_its_own_resumable_output(cpu: DeviceProfile, run: RunConfig) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_files import execute, output_path, records, write_input
+from batch_files import RUN, execute, output_path, records, write_input
 from started import python
 
 from common.batch import metrics_path, read_records
@@ -45,13 +45,13 @@ def test_a_link_and_its_target_are_one_output_with_one_lock(
         target.touch()
     link.symlink_to(target)
     second.symlink_to(link)
-    output = start_output(target, {}, overwrite=False, retry_errors=False)
+    output = start_output(target, RUN, overwrite=False, retry_errors=False)
     for name in (link, second):
         for overwrite in (False, True):
             with pytest.raises(ConfigError, match="another run is writing to it"):
-                start_output(name, {}, overwrite=overwrite, retry_errors=False)
+                start_output(name, RUN, overwrite=overwrite, retry_errors=False)
     output.close()
-    start_output(second, {}, overwrite=False, retry_errors=False).close()
+    start_output(second, RUN, overwrite=False, retry_errors=False).close()
     assert [path.name for path in tmp_path.glob("*.run.json")] == ["b.jsonl.run.json"]
 
 
@@ -207,6 +207,43 @@ def test_a_pipe_is_no_place_for_a_file_of_a_run(name: str, cpu: DeviceProfile, r
         execute(cpu, renamed(run, tmp_path / ("link.jsonl" if name.startswith("link") else "o.jsonl")))
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("answers", [None, "", "my own notes\n"])
+@pytest.mark.parametrize("mine", ['{"my": "notes"}', "notes", "[" * 100_000])
+def test_a_file_that_is_no_runs_is_not_written_over_beside_an_output(
+    cpu: DeviceProfile, run: RunConfig, mine: str, answers: str | None, overwrite: bool
+) -> None:
+    two_lines(run)
+    sidecar = sidecar_path(output_path(run))
+    sidecar.parent.mkdir()
+    sidecar.write_text(mine)
+    if answers is not None:
+        output_path(run).write_text(answers)
+    with pytest.raises(ConfigError, match=r"choose another output\.path") as refused:
+        execute(cpu, run, overwrite=overwrite)
+    assert sidecar.read_text() == mine and len(str(refused.value)) < 500
+    assert not output_path(run).exists() or output_path(run).read_text() == answers
+
+
+def test_a_file_that_is_no_runs_stays_beside_a_link(cpu: DeviceProfile, run: RunConfig, tmp_path: Path) -> None:
+    two_lines(run)
+    (tmp_path / "link.jsonl").symlink_to(output_path(run))
+    mine = tmp_path / "link.jsonl.run.json"
+    mine.write_text("notes")
+    execute(cpu, renamed(run, tmp_path / "link.jsonl"))
+    assert mine.read_text() == "notes" and len(records(run)) == 2
+
+
+def test_what_a_kill_left_of_a_runs_own_file_is_written_again(cpu: DeviceProfile, run: RunConfig) -> None:
+    two_lines(run)
+    sidecar = sidecar_path(output_path(run))
+    sidecar.parent.mkdir()
+    for begin in ("", '{\n  "mo', '{\n  "model": "m",\n  "model.re'):
+        sidecar.write_text(begin)
+        execute(cpu, run)
+        output_path(run).unlink()
+
+
 def test_a_table_replaces_a_pipe_without_a_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "sweep.md")
     write_whole(tmp_path / "sweep.md", "a")
@@ -280,7 +317,7 @@ def test_without_locks_a_line_that_another_process_is_writing_is_left_alone(
 ) -> None:
     failing(errno.ENOLCK, ("flock",), monkeypatch)
     path = tmp_path / "o.jsonl"
-    output = start_output(path, {}, overwrite=False, retry_errors=False)
+    output = start_output(path, RUN, overwrite=False, retry_errors=False)
     path.write_bytes(b'{"id": 1, "te')
     output.append({"id": 2})
     assert path.read_bytes() == b'{"id": 1, "te{"id": 2}\n'
@@ -330,13 +367,13 @@ def test_a_disk_that_is_full_later_names_the_file_and_keeps_what_is_there(
 def test_a_disk_that_is_full_at_the_end_names_the_file_and_lets_the_lock_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = start_output(tmp_path / "o.jsonl", {}, overwrite=False, retry_errors=False)
+    output = start_output(tmp_path / "o.jsonl", RUN, overwrite=False, retry_errors=False)
     with monkeypatch.context() as patched:
         failing(errno.EDQUOT, ("fsync",), patched)
         with pytest.raises(OSError, match=r"Disk quota exceeded: .*o\.jsonl"):
             output.close()
     monkeypatch.setattr("common.batch.sidecar.LOCK_WAIT_S", 0)
-    start_output(tmp_path / "o.jsonl", {}, overwrite=False, retry_errors=False).close()
+    start_output(tmp_path / "o.jsonl", RUN, overwrite=False, retry_errors=False).close()
 
 
 def test_metrics_that_cannot_be_written_name_the_file_and_leave_nothing_half(

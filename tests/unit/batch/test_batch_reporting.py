@@ -170,6 +170,14 @@ def test_the_summary_is_short_and_the_table_comes_on_request(
     assert "TPF, mean of requests" in long and "canvas: every generated position counts" in long
 
 
+@pytest.mark.parametrize("details", [False, True])
+def test_of_texts_that_were_only_scored_no_speed_is_told(capsys: pytest.CaptureFixture[str], details: bool) -> None:
+    nothing = Completion("a", 4, (), (), 0, 3, 0, "length", 0.0, 0.0)
+    metrics = summarize([{**request_record("a", "", nothing), "finish_reason": "scored"}])
+    print_summary("results in o.jsonl", metrics, details=details)
+    assert capsys.readouterr().out == "1 request finished, 0 errors\nresults in o.jsonl\n"
+
+
 @pytest.mark.slow
 def test_details_are_an_option_of_the_command(tmp_path: Path) -> None:
     command = start_run(tmp_path)

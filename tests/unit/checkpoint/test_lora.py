@@ -150,6 +150,13 @@ def test_adapter_may_be_sharded_and_name_its_default_adapter(tmp_path: Path) -> 
         ({"layers_to_transform": [0]}, r"layers_to_transform: model\.layers\.1\.\S+ has tensors but is of no layer"),
         ({"layers_to_transform": 1}, r"layers_to_transform: model\.layers\.0\.\S+ has tensors but is of no layer"),
         ({"exclude_modules": ["o_proj"]}, r"exclude_modules: \S+o_proj has tensors but is excluded"),
+        ({"exclude_modules": r".*\.o_proj"}, r"exclude_modules: \S+o_proj has tensors but is excluded"),
+        ({"exclude_modules": "[z-a]"}, r"exclude_modules: '\[z-a\]' is no pattern"),
+        ({"exclude_modules": 5}, "exclude_modules: expected names of modules, found 5"),
+        ({"exclude_modules": [["q_proj"]]}, "exclude_modules: expected names of modules"),
+        ({"layers_to_transform": "1"}, r"layers_to_transform: expected numbers of layers, found \['1'\]"),
+        ({"layers_to_transform": {}}, "layers_to_transform: expected numbers of layers"),
+        ({"layers_to_transform": [0, True]}, "layers_to_transform: expected numbers of layers"),
         ({"target_modules": "q_proj"}, "target_modules: .* has tensors but does not match 'q_proj'"),
         ({"target_modules": r".*\.(q|v|down)_proj"}, "o_proj has tensors but does not match"),
         ({"target_modules": "[z-a]"}, r"target_modules: '\[z-a\]' is no pattern"),
@@ -212,6 +219,8 @@ def test_patterns_that_write_out_names_are_read(tmp_path: Path) -> None:
         {"target_modules": r".*\.(q_proj|v_proj|o_proj|down_proj)"},
         {"target_modules": r"^(?:model|x)\.(?!y).*"},
         {"layers_to_transform": [0, 1], "layers_pattern": "layers", "exclude_modules": ["k_proj"]},
+        {"layers_to_transform": [], "exclude_modules": r".*\.k_proj"},
+        {"layers_to_transform": None, "exclude_modules": "o_proj"},  # which as a pattern is no module's whole name
         {"init_lora_weights": "gaussian", "peft_version": "0.18.0", "task_type": "CAUSAL_LM", "inference_mode": True},
     ],
 )
@@ -235,6 +244,14 @@ def test_one_value_of_an_adapter_that_is_no_number_is_named(tmp_path: Path, side
         load(write_lora(tmp_path, tensors))
 
 
+def test_a_sum_that_is_no_number_names_the_adapter_too(tmp_path: Path) -> None:
+    (tmp_path / "lora").mkdir()
+    save_file({name: torch.ones(shape) for name, shape in SHAPES.items()}, tmp_path / "model.safetensors")
+    lora = write_lora(tmp_path / "lora", {name: tensor * 1e30 for name, tensor in adapter().items()})
+    with pytest.raises(ConfigError, match=r"/model\.safetensors with .*/lora/adapter_model\.safetensors: .* NaN"):
+        load_weights(str(tmp_path), CONFIG, tp_rank=0, tp_size=1, dtype=torch.float32, lora_path=lora)
+
+
 def test_an_adapter_of_integers_is_refused(tmp_path: Path) -> None:
     tensors = {name: tensor.to(torch.int8) for name, tensor in adapter().items()}
     with pytest.raises(ConfigError, match=r"lora_[AB]\.weight: holds torch\.int8, not weights"):
@@ -248,6 +265,15 @@ def test_a_tensor_that_no_weight_takes_is_named(tmp_path: Path, key: str) -> Non
     path = write_lora(tmp_path, {**adapter(), key: torch.ones(RANK, 16)})
     with pytest.raises(ConfigError, match=rf"adapter_model\.safetensors: {key}: the model has no weight for it"):
         load(path)
+
+
+@pytest.mark.parametrize("module", [f"base_model.model.{Q0}.lora_A.default", f"{Q0}.lora_A"])
+def test_two_tensors_for_one_place_are_named(tmp_path: Path, module: str) -> None:
+    first = f"base_model.model.{Q0}.lora_A.weight"
+    path = write_lora(tmp_path, {**adapter(), f"{module}.weight": torch.ones_like(adapter()[first])})
+    with pytest.raises(ConfigError, match="are for one weight; keep the tensors of one adapter") as refused:
+        load(path)
+    assert first in str(refused.value) and f"{module}.weight" in str(refused.value)
 
 
 def test_missing_half_and_missing_files_are_named(tmp_path: Path) -> None:

@@ -216,7 +216,8 @@ def test_a_launchers_variable_that_is_no_number_is_one_sentence(
 @pytest.mark.slow
 def test_a_missing_trace_is_one_sentence_too(tmp_path: Path) -> None:
     result = started.lopa("parity", tmp_path / "absent.json")
-    assert (result.returncode, result.stderr) == (2, f"lopa: {tmp_path}/absent.json: no such trace file\n")
+    sentence = f"lopa: {tmp_path}/absent.json: no such file; name a trace, a JSON file\n"
+    assert (result.returncode, result.stderr) == (2, sentence)
 
 
 def test_a_terminal_without_the_letters_of_a_run_gets_their_numbers(tmp_path: Path) -> None:

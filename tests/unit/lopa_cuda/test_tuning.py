@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,7 +252,8 @@ def test_a_file_of_another_device_or_in_a_folder_that_cannot_be_is_refused(tmp_p
     OwnTiles(path, H200, NOW).add(QKV, [Choice(64, A, 10.0, A, 9.0)])
     with pytest.raises(ConfigError, match="holds tiles of NVIDIA H200, this device is NVIDIA A: name another"):
         OwnTiles(path, Device("NVIDIA A", "8.0"), NOW)
-    for wrong in ("/proc/none/tiles.json", path / "tiles.json", tmp_path, tmp_path / ("a" * 300)):
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for its other end
+    for wrong in ("/proc/none/tiles.json", path / "tiles.json", tmp_path, tmp_path / "pipe", tmp_path / ("a" * 300)):
         with pytest.raises(ConfigError, match=r"tiles cannot be written there \(.+\): set LOPA_TILES to another"):
             OwnTiles(Path(wrong), H200, NOW)
 
