@@ -47,10 +47,12 @@ def existing_folder(folder: str | Path, setting: str = "model") -> Path:
 def has_file(path: Path) -> bool:
     """Whether an optional file is there. Raises ConfigError for what else has its name, such as a link whose file is
     gone: without the file the model may answer otherwise."""
-    if not is_file(path) and os.path.lexists(path):
+    if is_file(path):
+        return True
+    if os.path.lexists(path):
         what = "a link that leads to no file" if path.is_symlink() else why_no_file(path)
         raise ConfigError(f"{path}: {what}; download it again, or remove it where the model has none")
-    return is_file(path)
+    return False
 
 
 def read_text(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:

@@ -24,7 +24,7 @@ from common.commands.arguments.options import (
     SaveRunOption,
     SetOption,
     allowing,
-    load_to_run,
+    make_ready,
     save_run_file,
 )
 from common.config import DeviceProfile, RunConfig, find_config, short_name
@@ -87,30 +87,24 @@ def run(
         raise ConfigError("--retry-errors: --overwrite decodes all requests once more: leave one of them out")
     if replicas is not None and ray is None:
         raise ConfigError("--replicas: they are actors on a Ray cluster; give its address, or local, with --ray")
-    if prompt is not None and not _is_file(prompt):
+    question = None if prompt is None or _is_file(prompt) else prompt
+    if question is not None:
         flags = {
-            "--ray": ray,
-            "--overwrite": overwrite,
-            "--retry-errors": retry_errors,
-            "--allow-code-execution": allow_code_execution,
-            "--details": details,
-        }
+            "--ray": ray, "--overwrite": overwrite, "--retry-errors": retry_errors,
+            "--allow-code-execution": allow_code_execution, "--details": details,
+        }  # fmt: skip
         _require_no_file_options(set or [], flags)
-        device_profile, run_config = load_to_run(profile, model, set)
-        save_run_file(save_run, run_config)
-        _answer(prompt, device_profile, run_config)
-        return
-    overrides = allowing([*(set or []), *_files(model, prompt, set or [])], allow_code_execution)
-    takes_many = prompt is not None
-    if ray is None:
-        script = "scripts/run_batch.sh"
-        device_profile, run_config = load_to_run(profile, model, overrides, script, takes_many=takes_many)
-    else:  # the devices are those of other processes
-        device_profile, run_config = load_both(profile, model, overrides, takes_many=takes_many)
+    else:
+        set = allowing([*(set or []), *_files(model, prompt, set or [])], allow_code_execution)
+    device_profile, run_config = load_both(profile, model, set, takes_many=prompt != question)
+    if ray is None:  # else the devices are those of other processes
+        make_ready(device_profile, "scripts/run_batch.sh" if question is None else None)
     save_run_file(save_run, run_config)
-    _decode_file(
-        device_profile, run_config, ray, replicas, overwrite=overwrite, retry_errors=retry_errors, details=details
-    )
+    if question is not None:
+        _answer(question, device_profile, run_config)
+    else:
+        options = {"overwrite": overwrite, "retry_errors": retry_errors, "details": details}
+        _decode_file(device_profile, run_config, ray, replicas, **options)
 
 
 def _decode_file(

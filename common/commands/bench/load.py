@@ -27,10 +27,12 @@ def measure(arguments: list[str]) -> None:
     """
     known = parse(arguments)
     _check(known)
+    from common.batch import result_file, write_whole
+
+    output = None if known.output is None else result_file("--output", known.output, "loads")
     profile, run = load_both(known.profile, known.model, known.set)
     answers = load_both(known.profile, known.answers, _of_answers(known))[1] if known.answers else run
     make_ready(profile)
-    from common.batch import real_file, write_whole
     from common.bench import LoadOptions, Setting, measure_requests, measure_serving, measure_throughput
 
     chosen = {"lookahead": ("0", "3", "7")} if known.http else {}
@@ -46,8 +48,8 @@ def measure(arguments: list[str]) -> None:
     else:
         result = (measure_serving if known.http else measure_throughput)(profile, run, answers, options)
     inform(result.table)
-    if known.output is not None:
-        write_whole(real_file(known.output), json.dumps(result.content, indent=2) + "\n")
+    if output is not None:
+        write_whole(output, json.dumps(result.content, indent=2) + "\n")
 
 
 def _sweep(known: argparse.Namespace) -> Sweep:
@@ -92,8 +94,6 @@ def _lookahead(text: str) -> str:
 
 def _check(known: argparse.Namespace) -> None:
     """Check the options before anything is loaded. Raises ConfigError."""
-    from common.batch import result_file
-
     if known.answers is None and (known.http or known.lookahead or known.sweep):
         option = "--http" if known.http else "--lookahead" if known.lookahead else "--sweep"
         raise ConfigError(f"bench load: {option} is for a model whose answers another one gives: add --answers RUN")
@@ -103,5 +103,3 @@ def _check(known: argparse.Namespace) -> None:
         raise ConfigError("bench load: --sweep names all settings: leave out --http and --lookahead")
     if known.http and not set(_PACES).isdisjoint(known.lookahead or ()):
         raise ConfigError("bench load: with --http --lookahead takes numbers: a pace is set by --set pace=balanced")
-    if known.output is not None:
-        result_file("--output", known.output, "loads")
