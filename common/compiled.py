@@ -147,8 +147,8 @@ def machine_code_folder() -> str:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         logger.warning(
-            "%s: machine code of the scheduler's loops cannot be kept there (%s), so every start compiles them for a "
-            "minute or two: set LOPA_LOOPS_FOLDER to a folder that can be written, with %d MiB free",
+            "%s: machine code of the scheduler's loops cannot be kept there (%s), so every start compiles them for "
+            "some minutes: set LOPA_LOOPS_FOLDER to a folder that can be written, with %d MiB free",
             folder, error.strerror, _LEAST_FREE >> 20,
         )  # fmt: skip
         return ""

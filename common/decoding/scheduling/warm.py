@@ -41,7 +41,7 @@ def start_warming() -> Thread:
 
 def warm_up() -> None:
     """Decode requests of four tokens in all ways that compile something: by all strategies at once, by exact scores,
-    held to a format, observed. A minute or two the first time, then two seconds to read machine code."""
+    held to a format, observed. Some minutes the first time, then two seconds to read machine code."""
     if not IS_COMPILED:
         logger.warning(SLOW)
         return
@@ -105,7 +105,7 @@ def _one_process_at_a_time() -> Iterator[None]:
         with suppress(OSError):
             if folder and not has_all.exists():  # else each compiles for itself
                 lock = stack.enter_context(Path(folder, "lock").open("w"))
-                logger.info("first start of this version: compiling the scheduler's loops takes a minute or two")
+                logger.info("first start of this version: compiling the scheduler's loops takes some minutes")
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
         with suppress(OSError):
