@@ -72,8 +72,7 @@ class TimedDecoding:
             times = [time.perf_counter()]
             plan = scheduler.plan_step()
             times.append(time.perf_counter())
-            receive = engine.start(plan)
-            predictions = receive()
+            predictions = engine.forward(plan)
             times.append(time.perf_counter())
             winners = scheduler.select_winners(predictions)
             times.append(time.perf_counter())

@@ -21,7 +21,7 @@ import numpy as np
 
 from common.config import DecodeConfig
 from common.decoding.admission import unknown_tokens
-from common.decoding.engine import Engine, GivesLogprobs, Room, prefixes_of, start_forward
+from common.decoding.engine import Engine, GivesLogprobs, Room, prefixes_of
 from common.decoding.plan import Int, RowField, Sampling, Score, StepPlan
 from common.errors import ConfigError, EngineError
 
@@ -182,7 +182,7 @@ class TextScorer:
 
     def _run(self, rows: _Rows) -> None:
         plan, entry_F, token_F = self._plan([row for _, row in rows])
-        start_forward(self._engine, plan)()
+        self._engine.forward(plan)
         told = cast(GivesLogprobs, self._engine).logprobs(plan, entry_F, token_F, 0)
         begin = 0
         for of_text, row in rows:

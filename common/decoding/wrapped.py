@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 from common.config import DecodeConfig
-from common.decoding.engine import Engine, GivesLogprobs, PassCosts, Prefixes, prefixes_of, start_forward, taking_orders
+from common.decoding.engine import Engine, GivesLogprobs, PassCosts, Prefixes, prefixes_of, taking_orders
 from common.decoding.orders import FIRST_VERSION, Order, Tag
 from common.decoding.plan import Int, Logprobs, Predictions, StepPlan
 
@@ -23,14 +21,7 @@ class WrappedEngine:
         self.answer_seconds = 0.0  # of the last step
 
     def forward(self, plan: StepPlan) -> Predictions:
-        return self.start(plan)()
-
-    def start(self, plan: StepPlan) -> Callable[[], Predictions]:
-        """Launch the wrapped engine's pass and return a function that waits for it and answers."""
-        return partial(self._answered, plan, start_forward(self.engine, plan))
-
-    def _answered(self, plan: StepPlan, receive: Callable[[], Predictions]) -> Predictions:
-        predictions = receive()
+        predictions = self.engine.forward(plan)
         began = time.perf_counter()
         answer = self.answer(plan, predictions)
         self.answer_seconds = time.perf_counter() - began

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from common.config import load_profile, load_run
-from common.decoding import GenerationRequest, GivesLogprobs, start_forward
+from common.decoding import GenerationRequest, GivesLogprobs
 from common.generate import Generator, build_generator
 from common.requests import Wishes
 from common.requests.canvases import held
@@ -51,7 +51,7 @@ def first_pass(generator: Generator, request: GenerationRequest, true: Sequence[
         scheduler = core.scheduler
         scheduler.admit(request)
         plan = scheduler.plan_step()
-        start_forward(generator.engine, plan)()
+        generator.engine.forward(plan)
         entry_F = np.arange(len(true)) + len(request.prompt) - generator.model_config.shift
         told = cast(GivesLogprobs, generator.engine).logprobs(plan, entry_F, np.array(true), 0)
         scheduler.drop(request.id)
