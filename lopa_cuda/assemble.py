@@ -29,7 +29,7 @@ from graphs.runner import Capture
 from lopa_cuda.engine import CudaEngine
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.machine import MACHINE
-from lopa_cuda.ops import CudaOps, TorchOps
+from lopa_cuda.ops import TorchOps
 from lopa_cuda.parallel import build_collectives
 from lopa_cuda.steps import PAGE_SIZE, CacheSizes, PagedKVCache
 from lopa_cuda.tiles import install_tiles, load_tiles, model_linears, tell, this_device, without_wide
@@ -37,6 +37,7 @@ from lopa_cuda.warmup import most_reads, usual_tokens, warm_up
 from lopa_cuda.wgmma import why_unavailable
 
 if TYPE_CHECKING:
+    from lopa_cuda.ops.fused import FusedOps
     from lopa_cuda.parallel.peer_staging import PeerStaging
 
 logger = logging.getLogger(__name__)
@@ -165,7 +166,9 @@ def most_captured_tokens(config: ModelConfig, tp_size: int, kv_bytes: int) -> in
     return min(MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES // (kv_bytes + 2 * max(gate_up, experts)))
 
 
-def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> CudaOps:
+def _ops(
+    profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, collectives: Collectives
+) -> TorchOps | FusedOps:
     """The operators that the profile asks for. `auto` is Triton where the device and dtype allow it, and says so."""
     dtype = cache.committed.dtype
     if not _wants_kernels(profile, dtype, config):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from graphs.buckets import Buckets
 from graphs.cuda import outliving_capture
 from graphs.runner import Capture, Entry
 from lopa_cuda.floors import median_seconds
-from lopa_cuda.ops import CudaOps
+from lopa_cuda.ops import TorchOps
 from lopa_cuda.pass_costs import measure_passes
 from lopa_cuda.shapes import Shapes
 from lopa_cuda.steps import (
@@ -51,6 +51,9 @@ from lopa_cuda.steps import (
     in_whole_blocks,
 )
 
+if TYPE_CHECKING:
+    from lopa_cuda.ops.fused import FusedOps
+
 
 class CudaEngine(DeviceEngine):
     """config: the model's. buckets bounds what is captured."""
@@ -62,7 +65,7 @@ class CudaEngine(DeviceEngine):
     kv: Committer
 
     def __init__(
-        self, model: Decoder, config: ModelConfig, ops: CudaOps, cache: PagedKVCache, capacity: Capacity,
+        self, model: Decoder, config: ModelConfig, ops: TorchOps | FusedOps, cache: PagedKVCache, capacity: Capacity,
         collectives: Collectives, device: torch.device, buckets: Buckets, capture: Capture | None, timeout_s: float,
         details: dict[str, Any],
     ) -> None:  # fmt: skip

@@ -3,6 +3,6 @@
 `fused` needs Triton and is imported by name.
 """
 
-from lopa_cuda.ops.plain import CudaOps, TorchOps
+from lopa_cuda.ops.plain import TorchOps
 
-__all__ = ["CudaOps", "TorchOps"]
+__all__ = ["TorchOps"]

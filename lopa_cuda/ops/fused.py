@@ -30,7 +30,7 @@ ResultT = TypeVar("ResultT")
 
 
 class FusedOps:
-    """lopa_cuda.ops.plain.CudaOps on kernels that read every length from the device."""
+    """lopa_cuda.ops.plain.TorchOps on kernels that read every length from the device."""
 
     # Attention's (kernels.window_attention); None: by the number of tokens.
     num_splits: int | None = None

@@ -7,21 +7,17 @@ at, X keys of a row's window, N query heads, K KV heads, H head size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from common.checkpoint import ModelConfig
-from common.decoding import Sampling
 from common.model import (
     Activation,
-    Gather,
     MoE,
-    Ops,
     QKNorm,
     RMSNorm,
-    SamplingRows,
     add_rms_norm,
     attention,
     merge_statistics,
@@ -34,8 +30,8 @@ from common.model import (
     shard_statistics,
     swiglu,
 )
-from common.runtime import Collectives, Tiles, class_statistics, pages_for
-from lopa_cuda.steps import PAGE_SIZE, DeviceStep, PagedKVCache, Run, StagedSlice, Tiling
+from common.runtime import Collectives, class_statistics, pages_for
+from lopa_cuda.steps import PAGE_SIZE, DeviceStep, PagedKVCache, Run, StagedSlice
 
 
 def visible_keys(horizon_RW: Tensor, run: Run) -> Tensor:
@@ -80,47 +76,13 @@ class PlainStep:
     staged: StagedSlice
 
 
-class CudaOps(Ops, Protocol):
-    """What this engine's passes need beside the stages of a layer.
+class TorchOps:
+    """A layer's stages (`common.model.Ops`) over a PagedKVCache, whose pages are gathered for every run, and what else
+    this engine's passes need; `lopa_cuda.ops.fused.FusedOps` has all of it too.
 
     tiling: of attention that takes the rows and their lengths from the device; None: it looks at step.runs, which are
     fixed when a pass is captured. noted_experts: while it is a list, every mixture of experts adds its choices, [T, C].
     """
-
-    tiling: Tiling | None
-    noted_experts: list[Tensor] | None
-
-    def adopt(self, model: nn.Module) -> None:
-        """Take the model's linears, once they are final."""
-
-    def plan(self, step: DeviceStep) -> Any:
-        """The step that `attend` gets; called once a pass, before the layers."""
-
-    def copy_rows(self, parts: list[Tensor], to: list[Tensor], index_M: Tensor | None = None) -> None:
-        """to[i] = parts[i], or parts[i][index], for all i."""
-
-    def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
-        """Logits [M, V] of this rank's share of the vocabulary, from [M, D] as `head` reads it."""
-
-    def statistics(self, logits_MV: Tensor, vocab_start: int, sampling: Sampling) -> Tensor:
-        """Statistics [M, 6] of this rank's share of the vocabulary; see common.model.sampling."""
-
-    def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
-        """Token, probability and confidence [M, 3] of all shards' statistics."""
-
-    def sampled(
-        self, logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather
-    ) -> Tensor:
-        """The same where some rows are drawn; gather stacks the shards' values."""
-
-    def class_statistics(
-        self, logits_NV: Tensor, vocab_start: int, tiles: Tiles, sampling: Sampling, rows: SamplingRows | None
-    ) -> Tensor:
-        """See common.runtime.classes.class_statistics."""
-
-
-class TorchOps:
-    """CudaOps over a PagedKVCache, whose pages are gathered for every run."""
 
     tiling = None
     noted_experts: list[Tensor] | None = None
@@ -134,9 +96,10 @@ class TorchOps:
         self._tp_sum = collectives.tp_sum
 
     def adopt(self, model: nn.Module) -> None:
-        pass
+        """Take the model's linears, once they are final."""
 
     def plan(self, step: DeviceStep) -> PlainStep:
+        """The step that `attend` gets; called once a pass, before the layers."""
         runs, first = [], 0
         for run in step.runs:
             tokens = slice(first, first + run.num_rows * run.num_entries)
@@ -166,12 +129,15 @@ class TorchOps:
         return self._tp_sum(x_TD)
 
     def copy_rows(self, parts: list[Tensor], to: list[Tensor], index_M: Tensor | None = None) -> None:
+        """to[i] = parts[i], or parts[i][index], for all i."""
         for part, other in zip(parts, to, strict=True):
             other.copy_(part if index_M is None else part.index_select(0, index_M))
 
     def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
+        """Logits [M, V] of this rank's share of the vocabulary, from [M, D] as `head` reads it."""
         return self.linear(hidden, head)
 
+    # Of this rank's share of the vocabulary, [M, 6]; of all shards, [M, 3]; the same where some rows are drawn.
     statistics = staticmethod(shard_statistics)
     merge = staticmethod(merge_statistics)
     sampled = staticmethod(sampled_statistics)
