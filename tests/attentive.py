@@ -114,12 +114,15 @@ class Attentive:
 
 
 class Decoded:
-    """Requests decoded together by a model, each in a slot of its own."""
+    """Requests of these prompts' lengths decoded together by a model, each in a slot of its own. told: of each what was
+    said to be final."""
 
-    def __init__(self, decode: DecodeConfig, facts: ModelFacts, lengths: list[int], model: Attentive,
+    def __init__(self, decode: DecodeConfig, facts: ModelFacts, lengths: list[int], model: Any,
                  watches: bool = False) -> None:  # fmt: skip
         self.completions: dict[str, Completion] = {}
+        self.plans: list[StepPlan] = []
         self.records: list[StepRecord] = []
+        self.told: dict[str, tuple[int, ...]] = {}
         scheduler = Scheduler(
             decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=len(lengths), facts=facts,
             observer=self.records.append if watches else None,
@@ -128,9 +131,12 @@ class Decoded:
             scheduler.admit(GenerationRequest(str(number), tuple(range(7, 7 + length))))
         while scheduler.active:
             plan = scheduler.plan_step()
+            self.plans.append(plan)
             winner_N = scheduler.select_winners(model.forward(plan))
             model.commit(plan, winner_N)
             self.completions |= {completion.id: completion for completion in scheduler.advance(winner_N)}
+            for name, token_ids in scheduler.newly_final():
+                self.told[name] = (*self.told.get(name, ()), *token_ids)
 
     @property
     def tokens(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], str]]:

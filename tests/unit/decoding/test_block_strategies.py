@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attentive import EOS, MASK, Decoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -15,22 +16,13 @@ from rules_that_ship import choose
 
 from common.config import TAKE_ANY_LENGTH, DecodeConfig, FastDllm, MultiBlock
 from common.config import problem as sentence_of
-from common.decoding import (
-    Completion,
-    GenerationRequest,
-    ModelFacts,
-    Predictions,
-    Sampling,
-    Scheduler,
-    StepPlan,
-    StepRecord,
-)
+from common.decoding import Completion, GenerationRequest, ModelFacts, Predictions, Sampling, Scheduler, StepPlan
 from common.decoding.scheduling.advancing import quota
 from common.decoding.scheduling.strategies.blocks import filled_share
 from common.policies import Filling, shipped
 from common.policies.settings import STRATEGIES
 
-MASK, EOS, VOCAB = 5, 6, 50
+VOCAB = 50
 EDIT_IDS = 1, 2
 
 
@@ -107,27 +99,21 @@ def configs(draw: st.DrawFn) -> tuple[DecodeConfig, ModelFacts]:
     return decode, ModelFacts(draw(st.sampled_from([0, 1])) if shift is None else shift, edit_ids=EDIT_IDS)
 
 
-class Decoded:
-    """Requests of different prompts decoded together."""
+class Chance:
+    """A model of random predictions; it has no keys to commit."""
 
-    def __init__(self, decode: DecodeConfig, facts: ModelFacts, seed: int, lengths: list[int]) -> None:
-        rng, self.plans = np.random.default_rng(seed), list[StepPlan]()
-        self.records: list[StepRecord] = []
-        self.told: dict[str, tuple[int, ...]] = {}
-        self.completions: dict[str, Completion] = {}
-        scheduler = Scheduler(
-            decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=len(lengths), facts=facts,
-            observer=self.records.append,
-        )  # fmt: skip
-        for number, length in enumerate(lengths):
-            scheduler.admit(GenerationRequest(str(number), tuple(range(10, 10 + length))))
-        while scheduler.active:
-            plan = scheduler.plan_step()
-            self.plans.append(plan)
-            ended = scheduler.advance(scheduler.select_winners(predictions(plan, rng, 0.02)))
-            self.completions |= {completion.id: completion for completion in ended}
-            for name, token_ids in scheduler.newly_final():
-                self.told[name] = (*self.told.get(name, ()), *token_ids)
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def forward(self, plan: StepPlan) -> Predictions:
+        return predictions(plan, self._rng, 0.02)
+
+    def commit(self, plan: StepPlan, winner_N: Any) -> None:
+        pass
+
+
+def decoded_at_random(decode: DecodeConfig, facts: ModelFacts, seed: int, lengths: list[int]) -> Decoded:
+    return Decoded(decode, facts, lengths, Chance(seed), watches=True)
 
 
 @settings(max_examples=120)
@@ -136,7 +122,7 @@ def test_requests_end_and_what_was_final_stays(
     config: tuple[DecodeConfig, ModelFacts], seed: int, lengths: list[int]
 ) -> None:
     decode, facts = config
-    decoded = Decoded(decode, facts, seed, lengths)
+    decoded = decoded_at_random(decode, facts, seed, lengths)
     assert len(decoded.completions) == len(lengths)
     may_leave_masks = isinstance(decode.strategy, FastDllm) and decode.strategy.max_block_steps is not None
     for name, completion in decoded.completions.items():
@@ -159,7 +145,7 @@ def test_final_kv_is_written_once_in_order_and_never_of_a_mask(
     decode, facts = config
     if not decode.strategy.is_from_zero:
         return
-    decoded, end = Decoded(decode, facts, seed, [length]), 0
+    decoded, end = decoded_at_random(decode, facts, seed, [length]), 0
     for plan in decoded.plans:
         if decode.strategy.name == "fast_dllm_v2":
             plan = plan._replace(commits=plan.commits if plan.commits_locally else ())
@@ -180,7 +166,7 @@ def test_attention_ends_with_the_block(config: tuple[DecodeConfig, ModelFacts], 
     decode, facts = config
     if not decode.strategy.is_from_zero:
         return
-    for plan in Decoded(decode, facts, seed, [length]).plans:
+    for plan in decoded_at_random(decode, facts, seed, [length]).plans:
         assert (plan.horizon_T == (plan.position_T // decode.block_size + 1) * decode.block_size).all()
 
 
@@ -194,7 +180,7 @@ def test_a_block_waits_before_its_kv_is_kept_and_meanwhile_passes_compute_everyt
         num_lookahead=num_lookahead, max_new_tokens=24, eos_token_id=-1,
     )  # fmt: skip
     prompt, masked, full_since, cached = 7, set(range(7, 31)), {7: 0}, 0
-    records = Decoded(decode, ModelFacts(0), 3, [prompt]).records
+    records = decoded_at_random(decode, ModelFacts(0), 3, [prompt]).records
     for number, record in enumerate(records, start=1):
         for end in range(prompt, 31, 4):
             if not any(position < end for position in masked):
@@ -215,7 +201,7 @@ def test_a_block_waits_before_its_kv_is_kept_and_meanwhile_passes_compute_everyt
 
 def test_masks_of_blocks_that_are_not_open_are_not_read() -> None:
     decode = DecodeConfig(strategy="multi_block", fill_rule="entropy", block_size=4, max_new_tokens=24)
-    plan = Decoded(decode, ModelFacts(0), 3, [7]).plans[0]
+    plan = decoded_at_random(decode, ModelFacts(0), 3, [7]).plans[0]
     assert plan.position_T[plan.is_read_T].tolist() == [7, 8, 9, 10] and len(plan.position_T) == 31
 
 

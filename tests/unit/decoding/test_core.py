@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -308,6 +308,14 @@ class Replay:
         return next(self._said)
 
 
+def heard_by_rank_1(said: list[Command], engine_on: Callable[[Mesh], Any] = HashedEngine) -> list[Any]:
+    """What the steps of rank 1 tell, which raises where it has planned another pass than rank 0."""
+    follower, heard = core_of(engine_on(Mesh(rank=1, bp_rank=1, bp_size=2, relay=Replay(said)))), []
+    while follower.has_work:
+        heard.append(told(follower.step()))
+    return heard
+
+
 def test_a_rank_that_hears_what_rank_0_says_decodes_what_rank_0_decodes() -> None:
     wire = Wire()
     leader = core_of(HashedEngine(Mesh(bp_size=2, relay=wire)))
@@ -319,11 +327,7 @@ def test_a_rank_that_hears_what_rank_0_says_decodes_what_rank_0_decodes() -> Non
     while leader.has_work:
         said.append(told(leader.step()))
     leader.end()
-    follower = core_of(HashedEngine(Mesh(rank=1, bp_rank=1, bp_size=2, relay=Replay(wire.said))))
-    heard = []
-    while follower.has_work:
-        heard.append(told(follower.step()))
-    assert heard == [*said, []]  # the last tells that nothing more will come
+    assert heard_by_rank_1(wire.said) == [*said, []]  # the last tells that nothing more will come
     assert {name for outputs in said for name, _, is_end in outputs if is_end} == {"a", "b", "c", "d", "late"}
 
 
@@ -339,9 +343,7 @@ def test_who_looks_on_rank_0_changes_nothing_that_the_others_do() -> None:
         leader.step()
     leader.end()
     assert {record.request_id for record in seen} == {"b", "e"}
-    follower = core_of(HashedEngine(Mesh(rank=1, bp_rank=1, bp_size=2, relay=Replay(wire.said))))
-    while follower.has_work:
-        follower.step()  # raises where it has planned another pass
+    heard_by_rank_1(wire.said)
 
 
 def test_a_rank_that_has_planned_another_pass_says_so_within_a_step() -> None:

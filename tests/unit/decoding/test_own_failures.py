@@ -7,11 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_core import HashedEngine, Replay, Wire, alone, core_of, request, run, told
+from test_core import HashedEngine, Wire, alone, core_of, heard_by_rank_1, request, run, told
 
 from common.config import DecodeConfig
 from common.constraints import Automaton
-from common.decoding import HOLE, Capacity, Completion, GenerationRequest, Predictions, Rejection, StepPlan, StepRecord
+from common.decoding import (
+    HOLE,
+    Capacity,
+    Completion,
+    EngineCore,
+    GenerationRequest,
+    Predictions,
+    Rejection,
+    StepPlan,
+    StepRecord,
+)
 from common.decoding.scheduling import by_request
 from common.decoding.scheduling.requests import Requests
 from common.decoding.scheduling.scheduler import noise_key
@@ -53,6 +63,22 @@ class Broken(HashedEngine):
         return Predictions(super().forward(plan).values_3T * np.float32(np.nan))
 
 
+def failed_beside_others(core: EngineCore, bad: GenerationRequest, num_others: int) -> Rejection:
+    """Return how the request ends; the others have the tokens that they have alone."""
+    others = [request(f"other {n}", max_new_tokens=24) for n in range(num_others)]
+    for one in (*others[:2], bad, *others[2:]):
+        core.add_request(one)
+    results = run(core)
+    failed = results.pop(bad.id)
+    assert isinstance(failed, Rejection)
+    assert set(results) == {one.id for one in others}
+    for one in others:
+        result, wanted = results[one.id], alone(one)
+        assert isinstance(result, Completion)
+        assert (result.token_ids, result.num_forwards) == (wanted.token_ids, wanted.num_forwards)
+    return failed
+
+
 @pytest.mark.parametrize("num_others", [0, 1, 5])
 @pytest.mark.parametrize(("which", "value"), [(1, np.nan), (1, np.inf), (2, -np.inf), (0, np.nan)])
 @pytest.mark.parametrize("step", [0, 2])
@@ -60,18 +86,9 @@ def test_what_is_no_number_ends_its_request_and_the_others_keep_their_tokens(
     num_others: int, which: int, value: float, step: int
 ) -> None:
     core = core_of(Spoilt(BAD, which=which, value=value, step=step))
-    others = [request(f"other {n}", max_new_tokens=24) for n in range(num_others)]
-    for one in (*others[:2], request(BAD, max_new_tokens=24), *others[2:]):
-        core.add_request(one)
-    results = run(core)
-    failed = results.pop(BAD)
-    assert isinstance(failed, Rejection) and failed.finish_reason == "error"
+    failed = failed_beside_others(core, request(BAD, max_new_tokens=24), num_others)
+    assert failed.finish_reason == "error"
     assert failed.reason.startswith("the model's output is not finite for this request: its weights")
-    assert set(results) == {one.id for one in others}
-    for one in others:
-        result, wanted = results[one.id], alone(one)
-        assert isinstance(result, Completion)
-        assert (result.token_ids, result.num_forwards) == (wanted.token_ids, wanted.num_forwards)
     assert sorted(core.scheduler._free_slots) == [*range(6)] and not core.scheduler._failures
     core.add_request(request("later"))
     assert isinstance(run(core)["later"], Completion)
@@ -135,11 +152,7 @@ def test_all_ranks_decide_the_same(names: tuple[str, ...]) -> None:
     while leader.has_work:
         said.append(told(leader.step()))
     leader.end()
-    follower = core_of(Spoilt(*names, step=1, mesh=Mesh(rank=1, bp_rank=1, bp_size=2, relay=Replay(wire.said))))
-    heard = []
-    while follower.has_work:
-        heard.append(told(follower.step()))
-    assert heard == [*said, []]
+    assert heard_by_rank_1(wire.said, lambda mesh: Spoilt(*names, step=1, mesh=mesh)) == [*said, []]
     assert {name for outputs in said for name, _, is_end in outputs if is_end} == {"a", BAD, "b", "c"}
 
 
@@ -178,18 +191,8 @@ def test_a_policy_that_fails_ends_the_requests_that_have_it(
     registry.policy.cache_clear()
     engine = Spoilt()
     engine.capacity = Capacity(num_slots=3 if setting == "fill_rule" else 6, max_model_len=100, vocab_size=99)
-    core = core_of(engine)
-    others = [request(f"other {n}") for n in range(num_others)]
-    core.add_request(request(BAD, **{setting: "foreign"}))
-    for one in others:
-        core.add_request(one)
-    results = run(core)
-    failed = results.pop(BAD)
-    assert isinstance(failed, Rejection) and failed.finish_reason == "error"
-    assert "foreign: the policy failed" in failed.reason
-    assert {name: result.token_ids for name, result in results.items()} == {
-        one.id: alone(one).token_ids for one in others
-    }
+    failed = failed_beside_others(core_of(engine), request(BAD, **{setting: "foreign"}), num_others)
+    assert failed.finish_reason == "error" and "foreign: the policy failed" in failed.reason
     registry.policy.cache_clear()
 
 
@@ -207,18 +210,8 @@ def test_a_stop_finder_that_fails_ends_its_request(num_others: int, fails_at: st
             raise UnicodeError("no such text")
         return Search if decode.stop else None
 
-    core = core_of(Spoilt(), stop_finder=stop_finder)
-    others = [request(f"other {n}") for n in range(num_others)]
-    core.add_request(request(BAD, stop=("x",)))
-    for one in others:
-        core.add_request(one)
-    results = run(core)
-    failed = results.pop(BAD)
-    assert isinstance(failed, Rejection)
+    failed = failed_beside_others(core_of(Spoilt(), stop_finder=stop_finder), request(BAD, stop=("x",)), num_others)
     assert failed.finish_reason == ("rejected" if fails_at == "made" else "error")
-    assert {name: result.token_ids for name, result in results.items()} == {
-        one.id: alone(one).token_ids for one in others
-    }
 
 
 def test_a_request_that_cannot_even_be_judged_is_rejected_alone() -> None:

@@ -12,7 +12,7 @@ from common.decoding import ModelFacts
 from common.serving import DenoiseEvents
 from common.serving.http.responses.sse import event
 from common.serving.messages import Ended
-from tests.unit.decoding.test_block_strategies import EDIT_IDS, EOS, Decoded
+from tests.unit.decoding.test_block_strategies import EDIT_IDS, EOS, decoded_at_random
 from tests.unit.decoding.test_scheduler import run
 
 
@@ -54,7 +54,7 @@ def test_blocks_from_position_0_are_drawn_with_their_edits(strategy: str, seed: 
     decode = DecodeConfig.model_validate(
         {"strategy": own, "block_size": 4, "max_new_tokens": 14, "skip_threshold": 0.6, "eos_token_id": -1}
     )
-    decoded = Decoded(decode, ModelFacts(0 if is_edited else 1), seed, [8])
+    decoded = decoded_at_random(decode, ModelFacts(0 if is_edited else 1), seed, [8])
     told = DenoiseEvents(8, decode, lambda ids: f"<{ids[0]}>")
     drawn: dict[int, int] = {}
     num_predicted = 0
@@ -83,7 +83,7 @@ def test_blocks_that_are_revised_are_drawn_with_what_moved(seed: int, num_lookah
     decode = DecodeConfig.model_validate(
         {"strategy": own, "block_size": 4, "max_new_tokens": 14, "skip_threshold": 0.6, "num_lookahead": num_lookahead}
     )
-    decoded = Decoded(decode, ModelFacts(0, edit_ids=EDIT_IDS), seed, [6])
+    decoded = decoded_at_random(decode, ModelFacts(0, edit_ids=EDIT_IDS), seed, [6])
     told, drawn, seen = DenoiseEvents(6, decode, lambda ids: f"<{ids[0]}>"), dict[int, int](), set[str]()
     for record in decoded.records:
         event = told.of(record)
@@ -114,7 +114,7 @@ def test_blocks_that_are_revised_are_drawn_with_what_moved(seed: int, num_lookah
 )
 def test_events_say_where_blocks_begin(strategy: str, expected: tuple[int, int]) -> None:
     decode = DecodeConfig.model_validate({"strategy": strategy, "block_size": 4, "max_new_tokens": 16})
-    record = Decoded(decode, ModelFacts(0), 0, [10]).records[0]
+    record = decoded_at_random(decode, ModelFacts(0), 0, [10]).records[0]
     event = DenoiseEvents(10, decode, str).of(record)
     assert (event["block_start"], event["block_size"]) == expected
 
@@ -122,7 +122,7 @@ def test_events_say_where_blocks_begin(strategy: str, expected: tuple[int, int])
 def test_what_sub_blocks_write_over_later_is_not_told_as_final() -> None:
     strategy = FastDllmV2(cache="dual", sub_block_size=2)
     decode = DecodeConfig(strategy=strategy, block_size=4, max_new_tokens=16, eos_token_id=-1)
-    records = Decoded(decode, ModelFacts(1), 0, [8]).records
+    records = decoded_at_random(decode, ModelFacts(1), 0, [8]).records
     told = DenoiseEvents(8, decode, str)
     assert any(record.is_tentative for record in records)
     assert sum(told.of(record)["commit_length"] for record in records) == 8 + 12, "the last block's is not needed"

@@ -10,7 +10,7 @@ import pytest
 from common.config import DecodeConfig
 from common.decoding import ModelFacts
 from common.serving import DenoiseEvents
-from tests.unit.decoding.test_block_strategies import Decoded
+from tests.unit.decoding.test_block_strategies import decoded_at_random
 from tests.unit.decoding.test_scheduler import run
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def edited_trace(trace: dict[str, Any]) -> dict[str, Any]:
     settings = {"strategy": "block_diffusion", "block_size": 4, "max_new_tokens": 17, "skip_threshold": 0.6}
     edits = {"name": "block_diffusion", "edit_threshold": 0.5}
     decode = DecodeConfig.model_validate({**settings, "eos_token_id": -1, "strategy": edits})
-    decoded = Decoded(decode, ModelFacts(0), 1, [7])
+    decoded = decoded_at_random(decode, ModelFacts(0), 1, [7])
     told = DenoiseEvents(7, decode, text_of)
     events = [told.of(record) for record in decoded.records]
     events[-1]["finished"] = decoded.completions["0"].finish_reason
