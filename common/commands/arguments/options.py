@@ -122,15 +122,14 @@ def save_run_file(path: Path | None, run: RunConfig) -> None:
 
 
 def load_to_run(
-    profile: str | None, model: str, overrides: list[str] | None, start_many: str | None = None, *,
-    takes_many: bool = False,
-) -> tuple[DeviceProfile, RunConfig]:  # fmt: skip
+    profile: str | None, model: str, overrides: list[str] | None, start_many: str | None = None
+) -> tuple[DeviceProfile, RunConfig]:
     """Profile and run as `load_both` finds them, and this process made ready for them. Raises ConfigError or
     MissingCapability.
 
     start_many: the script that starts this command in several processes; None: there is none.
     """
-    device_profile, run_config = load_both(profile, model, overrides, takes_many=takes_many)
+    device_profile, run_config = load_both(profile, model, overrides)
     make_ready(device_profile, start_many)
     return device_profile, run_config
 
