@@ -150,6 +150,14 @@ class Decoded:
         return sum(done.num_forwards for done in self.completions.values())
 
 
+def decoded_as(wanted: Canvas, passes: int, seed: int, **settings: Any) -> Completion:
+    """Decode one request of three tokens, with the whole canvas in each pass, to this canvas in so many passes."""
+    decode = DecodeConfig(strategy="vanilla", max_new_tokens=len(wanted) - 3, stop_at_eos=False, **settings)
+    (done,) = Decoded(decode, ModelFacts(0), [3], Attentive(seed, 0)).completions.values()
+    assert list(done.canvas_token_ids) == wanted[3:] and done.num_forwards == passes
+    return done
+
+
 def filled(canvas: Canvas, told_3P: Any, threshold: float) -> Canvas:
     """Fill every mask above the threshold, or the most confident one."""
     masks = [place for place, token in enumerate(canvas) if token == MASK]

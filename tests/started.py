@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -18,6 +21,17 @@ def python(*arguments: object, timeout: float = 300, env: dict[str, str] | None 
     environment = {**os.environ, "PYTHONPATH": paths, **(env or {})}
     options = {"cwd": ROOT, "capture_output": True, "text": True, **options}
     return subprocess.run([sys.executable, *map(str, arguments)], env=environment, timeout=timeout, **options)
+
+
+def interpreted_by_triton(*files: str | Path) -> None:
+    """Run these files' tests in a process in which Triton interprets: it does or compiles for a whole process."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("this is the interpreter's process")
+    triton = pytest.importorskip("triton", reason="the kernels need Triton")
+    if np.lib.NumpyVersion(np.__version__) >= "2.4.0" and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
+        pytest.skip("Triton's interpreter before 3.7 cannot loop under numpy 2.4")
+    run = python("-m", "pytest", "-q", "-p", "no:cacheprovider", *files, env={"TRITON_INTERPRET": "1"}, timeout=None)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
 
 
 def lopa(*arguments: object, **options: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from attentive import MASK, Attentive, Canvas, Decoded, filled
+from attentive import MASK, Attentive, Canvas, Decoded, decoded_as, filled
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -131,13 +131,8 @@ def test_drafts_are_accepted_as_published(score: str, accept: Any) -> None:
     for seed in range(40):
         k, threshold, prompt = 1 + seed % 7, (0.5, 0.8, 0.95)[seed % 3], [7, 8, 9]
         wanted, passes = decoded_plainly(Attentive(seed, 0), prompt, 12, threshold, k, accept)
-        decode = DecodeConfig(
-            strategy="vanilla", max_new_tokens=12, num_lookahead=k, skip_threshold=threshold, spawn_rule="nested",
-            branch_score=score, stop_at_eos=False,
-        )  # fmt: skip
-        found = Decoded(decode, ModelFacts(0), [3], Attentive(seed, 0))
-        assert list(found.completions["0"].canvas_token_ids) == wanted[3:]
-        assert found.num_forwards == passes
+        own = {"num_lookahead": k, "skip_threshold": threshold, "spawn_rule": "nested", "branch_score": score}
+        decoded_as(wanted, passes, seed, **own)
         saved += decoded_plainly(Attentive(seed, 0), prompt, 12, threshold, 0, accept)[1] - passes
     assert saved > 40
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import pytest
 import torch
-from started import python
+from started import interpreted_by_triton
 from torch import Tensor
 
 from lopa_ascend.ops import reference_ops
@@ -21,13 +20,7 @@ if IS_INTERPRETED:
 
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
-    if IS_INTERPRETED:
-        pytest.skip("this is the interpreter's process")
-    triton = pytest.importorskip("triton", reason="the kernel needs Triton")
-    if np.lib.NumpyVersion(np.__version__) >= "2.4.0" and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
-        pytest.skip("Triton's interpreter before 3.7 cannot loop under numpy 2.4")
-    run = python("-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, env={"TRITON_INTERPRET": "1"}, timeout=None)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
+    interpreted_by_triton(__file__)
 
 
 @interpreted

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from started import python
+from started import interpreted_by_triton
 from torch import Tensor
 
 from common.config import MIN_TEMPERATURE
@@ -59,15 +59,8 @@ if IS_INTERPRETED:
 
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
-    if IS_INTERPRETED:
-        pytest.skip("this is the interpreter's process")
-    triton = pytest.importorskip("triton", reason="the kernels need Triton")
-    if np.lib.NumpyVersion(np.__version__) >= "2.4.0" and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
-        pytest.skip("Triton's interpreter before 3.7 cannot loop under numpy 2.4")
     others = ("test_family_kernels.py", "test_tuning_pair.py")
-    files = [__file__, *(str(Path(__file__).with_name(name)) for name in others)]
-    run = python("-m", "pytest", "-q", "-p", "no:cacheprovider", *files, env={"TRITON_INTERPRET": "1"}, timeout=None)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
+    interpreted_by_triton(__file__, *(Path(__file__).with_name(name) for name in others))
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asgi import asked
 
 from common.errors import ConfigError
 from common.serving.http.gate import Gate, hosts_of
@@ -26,18 +26,8 @@ async def _fine(scope: Any, receive: Any, send: Any) -> None:
 
 
 def answered(gate: Gate, **headers: str) -> tuple[int, Any]:
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    scope = {"type": "http", "method": "GET", "path": "/health", "headers": pairs}
-    asyncio.run(gate(scope, receive, send))
-    return sent[0]["status"], json.loads(sent[1]["body"])
+    status, body = asked(gate, "GET", "/health", **headers)
+    return status, json.loads(body)
 
 
 def gate_of(app: Any, hosts: frozenset[str] | None) -> Gate:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from asgi import asked
 from pydantic import BaseModel, ValidationError
 
 from common.errors import EngineError
@@ -145,27 +146,10 @@ def app_of_nothing() -> Any:
 
 
 def answered(*parts: bytes, route: str = "/tokenize", ends: bool = True, **headers: str) -> tuple[int, str]:
-    """Status and message of what a route says to a body. ends: whether its last part comes."""
-    app = app_of_nothing()
-    sent: list[Any] = []
-
-    left = list(parts)
-
-    async def receive() -> Any:
-        if not left and not ends:
-            await asyncio.Event().wait()
-        part = left.pop(0) if left else b""
-        return {"type": "http.request", "body": part, "more_body": bool(left) or not ends}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http", "method": "POST", "path": route, "query_string": b"", "http_version": "1.1",
-        "headers": [(b"content-type", b"application/json"), *((k.encode(), v.encode()) for k, v in headers.items())],
-    }  # fmt: skip
-    asyncio.run(app(scope, receive, send))
-    return sent[0]["status"], json.loads(sent[1]["body"])["error"]["message"]
+    """Status and message of what a route says to a body."""
+    own = {"content-type": "application/json", **headers}
+    status, body = asked(app_of_nothing(), "POST", route, *parts, ends=ends, **own)
+    return status, json.loads(body)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -297,9 +281,8 @@ def test_the_description_names_what_is_refused_and_each_operation_once() -> None
 
 
 def test_a_page_lists_the_routes_and_leads_to_their_description() -> None:
-    sent = asyncio.run(_got(app_of_nothing(), "/docs"))
-    assert sent[0]["status"] == 200
-    assert b"POST /v1/chat/completions" in sent[1]["body"] and b"openapi.json" in sent[1]["body"]
+    status, body = asked(app_of_nothing(), "GET", "/docs")
+    assert status == 200 and b"POST /v1/chat/completions" in body and b"openapi.json" in body
 
 
 @pytest.mark.parametrize(
@@ -310,19 +293,5 @@ def test_a_page_lists_the_routes_and_leads_to_their_description() -> None:
     ],
 )
 def test_what_is_no_route_is_told_where_they_stand(path: str, status: int, why: str) -> None:
-    sent = asyncio.run(_got(app_of_nothing(), path))
-    assert sent[0]["status"] == status and json.loads(sent[1]["body"])["error"]["message"] == why
-
-
-async def _got(app: Any, path: str) -> list[Any]:
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "http_version": "1.1", "headers": []}
-    await app(scope, receive, send)
-    return sent
+    found, body = asked(app_of_nothing(), "GET", path)
+    assert (found, json.loads(body)["error"]["message"]) == (status, why)
