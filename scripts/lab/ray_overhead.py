@@ -12,14 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from http.client import HTTPConnection
 from statistics import median
 
 import ray
 from ray import serve
 
 from common.cluster import build_app
-from scripts.lab.result import ROOT, busy_cpu, write_table
+from scripts.lab.result import ROOT, asked_s, busy_cpu, write_table
 from tests.ports import free_port
 
 RESULT = ROOT / "docs" / "results" / "ray_overhead_cpu.json"
@@ -29,15 +28,8 @@ _WAIT_S = 600.0
 
 
 def asked(port: int, method: str, path: str) -> float:
-    """Return the milliseconds of one request on a connection of its own."""
-    began = time.perf_counter()
-    connection = HTTPConnection("127.0.0.1", port, timeout=_WAIT_S)
-    connection.request(method, path, BODY if method == "POST" else None, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    answer.read()
-    connection.close()
-    assert answer.status == 200, answer.status
-    return 1000 * (time.perf_counter() - began)
+    """Return the milliseconds of one request."""
+    return 1000 * asked_s(port, method, path, BODY if method == "POST" else None)
 
 
 def in_turns(ports: tuple[int, int], method: str, path: str, num_pairs: int) -> tuple[float, float]:

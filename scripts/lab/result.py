@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,17 @@ def busy_cpu() -> str:
 def card(device: str) -> str:
     """Return what a profile's `device` is here, in words."""
     return torch.cuda.get_device_name() if device == "cuda" else busy_cpu()
+
+
+def asked_s(port: int, method: str, path: str, body: bytes | None = None) -> float:
+    """Return the seconds of one request to a server here, on a connection of its own."""
+    began, connection = time.perf_counter(), HTTPConnection("127.0.0.1", port, timeout=600)
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    said = answer.read()
+    connection.close()
+    assert answer.status == 200, said
+    return time.perf_counter() - began
 
 
 def heldout_math(count: int) -> list[dict[str, Any]]:

@@ -16,10 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from http.client import HTTPConnection
 from pathlib import Path
 
-from scripts.lab.result import card, commit, write
+from scripts.lab.result import asked_s, card, commit, write
 from tests.ports import free_port
 
 BODY = b'{"prompt": "What is 2 + 3?", "max_tokens": 256}'
@@ -43,22 +42,12 @@ def started(profile: str, model: str, kernels: str) -> list[float]:
             num_graphs, captured_s, captured_at = int(found[1]), float(found[2]), now
         elif _READY in line:
             break
-    answers = [asked(port) for _ in range(2)]
+    answers = [asked_s(port, "POST", "/v1/completions", BODY) for _ in range(2)]
     server.terminate()
     server.communicate()
     peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     loaded_s = captured_at - captured_s - tiles_s
     return [tiles_s, loaded_s, num_graphs, captured_s, now, *answers, peak_mib]
-
-
-def asked(port: int) -> float:
-    """Return the seconds of one answer."""
-    began, connection = time.perf_counter(), HTTPConnection("127.0.0.1", port)
-    connection.request("POST", "/v1/completions", BODY, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    assert answer.status == 200, answer.read()
-    answer.read()
-    return time.perf_counter() - began
 
 
 def main(profile: str, model: str, out: str) -> None:

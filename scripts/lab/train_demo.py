@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from pathlib import Path
 
 import torch
 from demo_training.check import sanity_check
@@ -22,19 +21,13 @@ from demo_training.log import start_log
 from demo_training.model import Dream
 from demo_training.recipe import TINY, Recipe
 from demo_training.tokenizer import special_ids, train_tokenizer
-from demo_training.training import Trainer, dream_loss, random_batch
+from demo_training.training import Trainer, dream_loss, parser_of, random_batch
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, default=17.0, help="training time; data and compilation come on top")
-    parser.add_argument("--samples", type=int, help="training samples to generate instead of the recipe's")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--attention", choices=("auto", "sdpa", "flex"), default="auto")
     parser.add_argument("--plain", action="store_true", help="answers without a choice of words, other sentences")
-    parser.add_argument("--tiny", action="store_true", help="a toy size for tests")
     return parser.parse_args(arguments)
 
 

@@ -30,23 +30,17 @@ from demo_training.checkpoint import save_weights
 from demo_training.data import Corpus, corpus_of, generated_samples
 from demo_training.log import Log, start_log
 from demo_training.tokenizer import special_ids
-from demo_training.training import Trainer
+from demo_training.training import Trainer, parser_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, required=True, help="wall time of all but the check at the end")
     parser.add_argument("--teacher", type=Path, help="distil this block-diffusion model for few passes")
     parser.add_argument("--experts", type=int, default=0, help="of each layer, in the place of its MLP")
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "models" / "demo", help="folder of its four files")
-    parser.add_argument("--samples", type=int, help="samples to generate instead of the recipe's")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--attention", choices=("auto", "sdpa", "flex"), default="auto")
-    parser.add_argument("--tiny", action="store_true", help="a toy size for tests")
     args = parser.parse_args(arguments)
     for name in ("minutes", "samples", "workers"):
         value = getattr(args, name)

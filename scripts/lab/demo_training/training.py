@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -21,6 +24,18 @@ from .recipe import SEQUENCE, Recipe
 
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
 AnyBatch = TypeVar("AnyBatch", bound=tuple[Any, ...])  # its first tensor is the model's input
+
+
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """Return a parser of what every training takes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--samples", type=int, help="training samples to generate instead of the recipe's")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    parser.add_argument("--attention", choices=("auto", "sdpa", "flex"), default="auto")
+    parser.add_argument("--tiny", action="store_true", help="a toy size for tests")
+    return parser
 
 
 def masked_loss(model: Dream, batch: Batch, is_flex: bool) -> torch.Tensor:
