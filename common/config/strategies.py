@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_serializer, model_validator
 
@@ -274,10 +274,6 @@ class FastDllmV2(Strategy):
     )
 
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    "d2f": D2F, "multi_block": MultiBlock, "fast_dllm": FastDllm, "vanilla": Vanilla,
-    "block_diffusion": BlockDiffusion, "fast_dllm_v2": FastDllmV2, "levenshtein": Levenshtein,
-}  # fmt: skip
 # Whose canvas need not be of whole blocks.
 TAKE_ANY_LENGTH = ("vanilla", "block_diffusion", "fast_dllm_v2", "levenshtein")
 
@@ -296,6 +292,9 @@ AnyStrategy = Annotated[
     | Annotated[Levenshtein, Tag("levenshtein")],
     Discriminator(_name_of),
 ]
+STRATEGIES: dict[str, type[Strategy]] = {
+    tag.tag: kind for kind, tag in map(get_args, get_args(get_args(AnyStrategy)[0]))
+}
 
 
 def keys_of_strategy(name: str) -> list[str]:
