@@ -86,9 +86,9 @@ def _problems(study: Study) -> list[str]:
     failed = [f"{point.number} {point.name}: {point.error}" for point in study.points if point.status == "failed"]
     waiting = [f"{point.number} {point.name}" for point in study.points if point.status in ("waiting", "running")]
     refused = [
-        f"{point.number} {point.name}: {metrics['requests']['errors']} of {sum(_counts(metrics))} requests were refused"
-        for point, metrics in ((point, point.metrics) for point in study.points)
-        if metrics is not None and metrics["requests"]["errors"]
+        f"{point.number} {point.name}: {found['errors']} of {found['finished'] + found['errors']} requests were refused"
+        for point, found in ((point, point.metrics["requests"]) for point in study.points if point.metrics is not None)
+        if found["errors"]
     ]
     return [
         *([f"Failed: {'; '.join(failed)}"] if failed else []),
@@ -96,11 +96,6 @@ def _problems(study: Study) -> list[str]:
         *refused,
         *([f"Cannot be read: {', '.join(study.unread)}"] if study.unread else []),
     ]
-
-
-def _counts(metrics: object) -> tuple[int, int]:
-    requests = metrics["requests"]  # type: ignore[index]
-    return requests["finished"], requests["errors"]
 
 
 def _figure(section: Section) -> str:
