@@ -186,8 +186,8 @@ CANN_FOLDERS = ("ascend-toolkit", "cann")  # before and since CANN 8.5
 
 @pytest.mark.parametrize("cann", CANN_FOLDERS)
 def test_the_environment_of_ascend_is_sourced_whole(tmp_path: Path, cann: str) -> None:
-    """CANN's, its compiler's and nnal's, though the last ends with an error, the driver's libraries, and jemalloc before
-    what is preloaded already. None reads the script's arguments for its own."""
+    """CANN's, its compiler's and nnal's, though the last ends with an error, the driver's libraries, and jemalloc
+    before what is preloaded already. None reads the script's arguments for its own."""
     files = {
         cann: "export CANN=$UNSET GIVEN=$*", f"{cann}/share/info/ascendnpu-ir/bin": "export BISHENG=yes",
         "nnal/atb": "export NNAL=yes\nfalse",
@@ -214,7 +214,7 @@ def test_where_two_cann_lie_the_folder_of_today_is_sourced(tmp_path: Path) -> No
 def sourced_on_ascend(root: Path, **variables: str) -> str:
     """Return what a script with arguments exports where Ascend's files lie in this folder."""
     (root / "libjemalloc.so.2").touch()
-    given = {"ASCEND_ROOT": str(root), "JEMALLOC": str(root / "libjemalloc.so.2"), "PYTHON": sys.executable, **variables}
+    given = {"ASCEND_ROOT": str(root), "JEMALLOC": str(root / "libjemalloc.so.2"), "PYTHON": sys.executable} | variables
     code = f"set -eu; source {shlex.quote(str(ROOT / 'scripts' / 'env.sh'))}; export -p"
     command = ["bash", "-c", code, "script", "an argument"]
     done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, timeout=60)
