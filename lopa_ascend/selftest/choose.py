@@ -14,7 +14,7 @@ from lopa_ascend.floors import median_seconds
 from lopa_ascend.ops import USUAL_ATTENTION, AttentionForm, AttentionVersion, Ops
 from lopa_ascend.selftest.checks import Bench, Hang, Sizes, attend, attention, attention_inputs, write_kv
 from lopa_ascend.selftest.fuse import with_faster_fusions
-from lopa_ascend.selftest.grades import Grade, Verdict
+from lopa_ascend.selftest.grades import Grade, Verdict, failed
 from lopa_ascend.selftest.ranks import NEVER, most_of_all
 from lopa_ascend.variables import COMPILING
 
@@ -68,7 +68,7 @@ def timed_attention(ops: Ops, form: AttentionForm, sizes: Sizes, device: torch.d
     except Hang:
         raise
     except (RuntimeError, NotImplementedError, AttributeError) as error:
-        return Verdict(Grade.WRONG, " ".join(str(error).split())[:200]), NEVER
+        return failed(error), NEVER
     if verdict.grade is Grade.WRONG:
         return verdict, NEVER
     inputs = [tensor.to(device) for tensor in attention_inputs(bench)]
