@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from platform import machine
 from typing import TYPE_CHECKING
 
 import common.platforms
@@ -13,14 +15,19 @@ from common.errors import MissingCapability
 from common.platforms import Finding, GroupBackends
 from common.version import release_of
 from common.version import version_of as _package
+from graphs.hccl import told_of_ports
+from lopa_ascend.variables import CAPTURING
 
 if TYPE_CHECKING:
     from common.config import DeviceProfile
     from lopa_ascend.selftest import Finding as SelftestFinding
 
-_CANN_FOLDERS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/latest")
-_CANN_VERSION_FILES = ("version.cfg", "aarch64-linux/ascend_toolkit_install.info", "opp/version.info")
+# The first is that of CANN 8.5 and later.
+_CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/latest")
+_CANN_VERSION_FILES = ("version.cfg", f"{machine()}-linux/ascend_toolkit_install.info", "opp/version.info")
 _NPU_DRIVER = Path("/usr/local/Ascend/driver/version.info")
+_IP_SETTINGS = Path("/proc/sys/net/ipv4")
+_OLDEST_DRIVER = (25, 5, 1)  # earlier ones refuse captures ("sq cq")
 
 
 class ReferenceCpu(common.platforms.Platform):
@@ -67,6 +74,10 @@ class Npu(ReferenceCpu):
         yield Finding("start", reason or "torch-npu loads, and its devices answer", reason is None)
         if profile.graph.mode == "torchair":
             yield _torchair_needs()
+        if profile.graph.mode in CAPTURING and (told := _told_of_driver(_first_version(_NPU_DRIVER))):
+            yield Finding("NPU driver", told)
+        if num_processes > 1 and (told := told_of_ports(os.environ, _IP_SETTINGS)):
+            yield Finding("ports", told)
 
     def selftest(self, profile: DeviceProfile, model: str | None = None) -> Sequence[Finding]:
         from lopa_ascend.selftest import examine_alone
@@ -110,6 +121,15 @@ def _torchair_needs() -> Finding:
     detail = "comes with torch_npu, and needs protobuf"
     fix = f"{detail}, which is not installed: pip install -e '.[ascend]'"
     return Finding("torchair", f"{detail}: {protobuf}" if protobuf else fix, protobuf is not None)
+
+
+def _told_of_driver(version: str | None) -> str | None:
+    """What captured graphs have to expect of the driver; None: nothing, or it does not say which it is."""
+    number = re.search(r"(?i)\bversion=(\d+(?:\.\d+)+)", version or "")
+    if number is None or tuple(map(int, number[1].split("."))) >= _OLDEST_DRIVER:
+        return None
+    oldest = ".".join(map(str, _OLDEST_DRIVER))
+    return f"{number[1]} has room for few graphs, and other shapes run uncaptured: install HDK {oldest} or later"
 
 
 def _cann() -> str | None:

@@ -22,6 +22,10 @@ from lopa_ascend.ops.results import USUAL_ATTENTION, AttentionForm
 CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
 # The first release whose KV write says where a slot lies; earlier ones have no such operator for plain pages.
 _OLDEST = (2, 9, 0, 2)
+_NO_DRIVER = (
+    "that library is the driver's: mount the host's /usr/local/Ascend/driver into the container, and add its "
+    "lib64/driver and lib64/common to LD_LIBRARY_PATH, as scripts/env.sh does"
+)
 _V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
 
 
@@ -68,9 +72,9 @@ def load_torch_npu() -> Any:
     try:
         return import_module("torch_npu")
     except (ImportError, OSError, RuntimeError) as error:
-        raise MissingCapability(
-            f"torch-npu cannot load CANN ({first_line(error)}): install CANN and source its set_env.sh"
-        ) from None
+        said = first_line(error)
+        fix = _NO_DRIVER if "libascend_hal" in said else "install CANN and source its set_env.sh"
+        raise MissingCapability(f"torch-npu cannot load CANN ({said}): {fix}") from None
 
 
 def num_visible_devices() -> int:
@@ -87,7 +91,8 @@ def require_devices(count: int) -> Any:
     visible = _count(torch_npu)
     if visible == 0:
         raise MissingCapability(
-            "CANN is installed but no Ascend device is visible: check `npu-smi info` and ASCEND_RT_VISIBLE_DEVICES"
+            "CANN is installed but no Ascend device is visible: check `npu-smi info`, ASCEND_RT_VISIBLE_DEVICES, and "
+            "that /dev/davinci* are there and open to this user (group HwHiAiUser)"
         )
     if visible < count:
         raise MissingCapability(

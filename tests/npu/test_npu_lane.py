@@ -90,6 +90,16 @@ def test_no_cann(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None
         npu_ops()
 
 
+def test_a_container_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is no part of CANN."""
+    pretend(monkeypatch, torch.__version__, ImportError("libascend_hal.so: cannot open shared object file"))
+    with pytest.raises(
+        MissingCapability, match=r"libascend_hal.so.*the driver's: mount .*/usr/local/Ascend/driver"
+    ) as e:
+        npu_ops()
+    assert "install CANN" not in str(e.value)
+
+
 def test_cann_but_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, torch.__version__, with_devices(0))
     with pytest.raises(MissingCapability, match="no Ascend device is visible"):
