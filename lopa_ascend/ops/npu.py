@@ -7,7 +7,9 @@ first, with a traceback.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -26,6 +28,7 @@ _NO_DRIVER = (
     "that library is the driver's: mount the host's /usr/local/Ascend/driver into the container, and add its "
     "lib64/driver and lib64/common to LD_LIBRARY_PATH, as scripts/env.sh does"
 )
+_VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 _V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
 
 
@@ -91,7 +94,7 @@ def require_devices(count: int) -> Any:
     visible = _count(torch_npu)
     if visible == 0:
         raise MissingCapability(
-            "CANN is installed but no Ascend device is visible: check `npu-smi info`, ASCEND_RT_VISIBLE_DEVICES, and "
+            f"CANN is installed but no Ascend device is visible: check `npu-smi info`{_why_hidden(os.environ)}, and "
             "that /dev/davinci* are there and open to this user (group HwHiAiUser)"
         )
     if visible < count:
@@ -100,6 +103,18 @@ def require_devices(count: int) -> Any:
             "lower its mesh, or widen ASCEND_RT_VISIBLE_DEVICES"
         )
     return torch_npu
+
+
+def _why_hidden(environment: Mapping[str, str]) -> str:
+    """Return what may be wrong with the variable that hides devices, for a sentence. CANN then shows none, and no
+    reason."""
+    given = environment.get(_VISIBLE)
+    if given is None:
+        return ""
+    numbers = [int(number) if number.strip().isdecimal() else -1 for number in given.split(",")]
+    if -1 in numbers or numbers != sorted(set(numbers)):
+        return f", give {_VISIBLE}, which is {given!r}, ascending numbers with commas between"
+    return f", {_VISIBLE}, which is {given!r}: a container counts its own devices from 0"
 
 
 def keep_kv_writes_in_place() -> None:

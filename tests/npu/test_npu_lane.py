@@ -106,6 +106,26 @@ def test_cann_but_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
         npu_ops()
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("1,0", ", give ASCEND_RT_VISIBLE_DEVICES, which is '1,0', ascending numbers with commas between, and that"),
+        ("0,0", "ascending numbers"),
+        ("0-3", "ascending numbers"),
+        ("4,5", "which is '4,5': a container counts its own devices from 0, and that"),
+        (None, "check `npu-smi info`, and that /dev/davinci* are there and open to this user"),
+    ],
+)
+def test_devices_that_a_variable_hides(monkeypatch: pytest.MonkeyPatch, given: str | None, told: str) -> None:
+    pretend(monkeypatch, torch.__version__, with_devices(0))
+    if given is None:
+        monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", given)
+    with pytest.raises(MissingCapability, match=re.escape(told)):
+        npu_ops()
+
+
 def test_too_few_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, torch.__version__, with_devices(8))
     require_devices(8)
