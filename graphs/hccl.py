@@ -60,6 +60,7 @@ def told_of_ports(environment: Mapping[str, str], settings: Path) -> str | None:
     kept = f"{reserved},{ports[0]}-{ports[-1]}".lstrip(",")
     return (
         f"HCCL listens on {ports[0]} to {ports[-1]}, which the system may have given to another connection (EI0019): "
+        f"set {_BASE_PORT} to {lowest - _NUM_PORTS} or less, or as root "
         f"sysctl -w net.ipv4.ip_local_reserved_ports={kept}"
     )
 

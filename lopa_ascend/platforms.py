@@ -68,7 +68,7 @@ class Npu(ReferenceCpu):
             fix = "the same release" if is_match else "must be the same release: pip install -e '.[ascend]'"
             yield Finding("versions", f"torch {torch_version}, torch_npu {npu_version}: {fix}", is_match)
         cann, reason = _cann(), self._why_no_devices(profile, num_here)
-        fix = "not found: install the toolkit, or source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+        fix = "not found: install the toolkit, or source /usr/local/Ascend/cann/set_env.sh (ascend-toolkit before 8.5)"
         # Where torch-npu loads it, CANN is there, whatever folder holds its version.
         yield Finding("CANN", cann or fix if reason else cann or "loaded", cann is not None or reason is None)
         yield Finding("start", reason or "torch-npu loads, and its devices answer", reason is None)
