@@ -28,6 +28,7 @@ _NO_DRIVER = (
     "that library is the driver's: mount the host's /usr/local/Ascend/driver into the container, and add its "
     "lib64/driver and lib64/common to LD_LIBRARY_PATH, as scripts/env.sh does"
 )
+_MADE_FOR = "this torch-npu was made for: install one that docs/ascend.md names beside it, CANN and nnal alike"
 _VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 _V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
 
@@ -76,7 +77,8 @@ def load_torch_npu() -> Any:
         return import_module("torch_npu")
     except (ImportError, OSError, RuntimeError) as error:
         said = first_line(error)
-        fix = _NO_DRIVER if "libascend_hal" in said else "install CANN and source its set_env.sh"
+        fixes = {"libascend_hal": _NO_DRIVER, "undefined symbol": f"that is of another release than {_MADE_FOR}"}
+        fix = next((fix for sign, fix in fixes.items() if sign in said), "install CANN and source its set_env.sh")
         raise MissingCapability(f"torch-npu cannot load CANN ({said}): {fix}") from None
 
 

@@ -27,7 +27,7 @@ from lopa_ascend.ops.npu import cann_version
 from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes, fused_gate_up, fused_kv_write
 from lopa_ascend.selftest.choose import attention_form, forms_of, settle, timed_attention
 from lopa_ascend.selftest.families import family_checks
-from lopa_ascend.selftest.grades import Grade, Verdict, failed
+from lopa_ascend.selftest.grades import FAILURES, Grade, Verdict, failed
 from lopa_ascend.selftest.heads import HEAD_CHECKS, SAMPLING
 from lopa_ascend.selftest.in_graphs import GRAPH_CHECKS, all_reduce, replayed_with_collectives
 from lopa_ascend.selftest.remedies import remedy
@@ -127,7 +127,7 @@ def examine(
         except Hang as error:
             yield Finding(name, Grade.WRONG, str(error))
             return
-        except (RuntimeError, NotImplementedError) as error:
+        except FAILURES as error:
             verdict = failed(error)
         is_called = name in called or not (name in CHECKS or name == SAMPLING or name.startswith(_FORMS))
         yield Finding(name, *verdict, is_called=is_called)

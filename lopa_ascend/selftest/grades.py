@@ -20,6 +20,8 @@ FLOAT32 = 1e-5
 ATTENTION_SAME, ATTENTION_WRONG = 4e-3, 3e-2
 _INT8_TIES, _FLOAT_TIES = 1e-3, 1e-2  # shares of the elements
 _MOST_TOLD = 300  # characters of an error
+# What a call raises that this release, or its libraries, do not have or refuse; OSError: ATB's operators without nnal.
+FAILURES = (RuntimeError, TypeError, AttributeError, ImportError, OSError)
 
 
 class Grade(IntEnum):

@@ -100,6 +100,12 @@ def test_a_container_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None
     assert "install CANN" not in str(e.value)
 
 
+def test_cann_of_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, torch.__version__, ImportError("libtorch_npu.so: undefined symbol: MsprofSysCycleTime"))
+    with pytest.raises(MissingCapability, match=r"undefined symbol.* another release than this torch-npu was made for"):
+        npu_ops()
+
+
 def test_cann_but_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, torch.__version__, with_devices(0))
     with pytest.raises(MissingCapability, match="no Ascend device is visible"):
