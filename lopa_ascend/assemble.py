@@ -48,8 +48,8 @@ from lopa_ascend.ops import (
     lower_attention,
     lower_prefetch,
     npu_ops,
+    open_device,
     reference_ops,
-    require_devices,
 )
 from lopa_ascend.selftest import Sizes, attention_form, require_correct, settle
 from lopa_ascend.shapes import Shapes
@@ -182,8 +182,7 @@ def _device_and_ops(profile: DeviceProfile, config: ModelConfig) -> tuple[torch.
     form = attention_form(profile, config.kv_heads_of_rank(resolve_mesh(profile).tensor_parallel_size))
     if profile.device == "cpu":
         return torch.device("cpu"), reference_ops(hardware_types=profile.dtype != "float32", attention=form)
-    torch_npu = require_devices(num_started_here() or 1)
-    torch_npu.npu.set_device(local_rank())
+    open_device(num_started_here() or 1, local_rank())
     ops = npu_ops(form)
     return torch.device("npu", local_rank()), ops.with_fused_kv_write() if profile.kernels == "triton" else ops
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # The first is that of CANN 8.5 and later.
 _CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/latest")
 _CANN_VERSION_FILES = ("version.cfg", f"{machine()}-linux/ascend_toolkit_install.info", "opp/version.info")
+# What CANN's own Python code imports; torch-npu asks for none of it.
+_OF_CANN = ("absl-py", "attrs", "cffi", "decorator", "pathlib2", "protobuf", "psutil", "requests", "scipy", "sympy")
 _NPU_DRIVER = Path("/usr/local/Ascend/driver/version.info")
 _IP_SETTINGS = Path("/proc/sys/net/ipv4")
 _OLDEST_DRIVER = (25, 5, 1)  # earlier ones refuse captures ("sq cq")
@@ -71,6 +73,8 @@ class Npu(ReferenceCpu):
         fix = "not found: install the toolkit, or source /usr/local/Ascend/cann/set_env.sh (ascend-toolkit before 8.5)"
         # Where torch-npu loads it, CANN is there, whatever folder holds its version.
         yield Finding("CANN", cann or fix if reason else cann or "loaded", cann is not None or reason is None)
+        if missing := [name for name in _OF_CANN if _package(name) is None]:
+            yield Finding("CANN's Python", f"imports {', '.join(missing)}, not installed: pip install -e '.[ascend]'")
         yield Finding("start", reason or "torch-npu loads, and its devices answer", reason is None)
         if profile.graph.mode == "torchair":
             yield _torchair_needs()

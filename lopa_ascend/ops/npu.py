@@ -18,6 +18,7 @@ import torch
 
 from common.errors import MissingCapability, first_line
 from common.version import release_of
+from graphs.cann import told
 from lopa_ascend.ops.facade import Ops
 from lopa_ascend.ops.results import USUAL_ATTENTION, AttentionForm
 
@@ -105,6 +106,19 @@ def require_devices(count: int) -> Any:
             "lower its mesh, or widen ASCEND_RT_VISIBLE_DEVICES"
         )
     return torch_npu
+
+
+def open_device(count: int, index: int) -> None:
+    """Take the device of this number, of `count` that the profile needs here. Raises MissingCapability with what CANN
+    says."""
+    torch_npu = require_devices(count)
+    try:
+        torch_npu.npu.set_device(index)
+    except RuntimeError as error:
+        raise MissingCapability(
+            f"npu {index} cannot be opened ({told(error)}): see what `lopa doctor --profile` finds missing, and in "
+            "`npu-smi info` whether the device is healthy and free"
+        ) from error
 
 
 def _why_hidden(environment: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from common.config import DeviceProfile
 from common.errors import MissingCapability
 from common.processes import Mesh, resolve_mesh
 from common.runtime import linear_schemes, scheme_at_load
-from lopa_ascend.ops import AttentionForm, Ops, load_torch_npu, npu_ops, require_devices
+from lopa_ascend.ops import AttentionForm, Ops, load_torch_npu, npu_ops, open_device
 from lopa_ascend.ops.npu import cann_version
 from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes, fused_gate_up, fused_kv_write
 from lopa_ascend.selftest.choose import attention_form, forms_of, settle, timed_attention
@@ -105,7 +105,7 @@ def require_correct(
 def examine_alone(profile: DeviceProfile, model: str | None = None) -> list[Finding]:
     """Examine this process's first device for `lopa doctor --selftest`, at the model's shapes, else Dream-7B's. Raises
     MissingCapability."""
-    require_devices(1).npu.set_device(0)
+    open_device(1, 0)
     tp_size, device = resolve_mesh(profile).tensor_parallel_size, torch.device("npu", 0)
     sizes, schemes = Sizes.of_dream_7b(tp_size), {scheme_at_load(profile)}
     if model is not None:

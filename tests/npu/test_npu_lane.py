@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from common.errors import MissingCapability
-from lopa_ascend.ops import AttentionForm, npu, npu_ops, reference_ops, require_devices
+from lopa_ascend.ops import AttentionForm, npu, npu_ops, open_device, reference_ops, require_devices
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,6 +130,24 @@ def test_devices_that_a_variable_hides(monkeypatch: pytest.MonkeyPatch, given: s
         monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", given)
     with pytest.raises(MissingCapability, match=re.escape(told)):
         npu_ops()
+
+
+def test_a_device_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CANN starts with the first device that is opened, and says then what it lacks."""
+
+    def set_device(index: int) -> None:
+        raise RuntimeError(
+            "SetPrecisionMode:build/compiler_depend.ts:155 NPU function error: AclSetCompileopt, error code is 500001\n"
+            "[Error]: The internal ACL of the system is incorrect.\n"
+            "EC0010: [PID: 1] 2025-08-05-08:05:26.1 Failed to import Python module [No module named 'decorator']."
+        )
+
+    module = with_devices(2)
+    module.npu.set_device = set_device
+    pretend(monkeypatch, torch.__version__, module)
+    told = r"npu 1 cannot be opened \(EC0010: Failed to import Python module \[No module named 'decorator'\]\. \(Set"
+    with pytest.raises(MissingCapability, match=told):
+        open_device(2, 1)
 
 
 def test_too_few_devices(monkeypatch: pytest.MonkeyPatch) -> None:

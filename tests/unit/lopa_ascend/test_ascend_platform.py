@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from common.config import DeviceProfile
 from graphs.hccl import told_of_ports
 from lopa_ascend import platforms
 from lopa_ascend.platforms import Npu
+
+ROOT = Path(__file__).parents[3]
 
 
 def findings(num_processes: int = 1, mode: str = "npugraph") -> dict[str, tuple[str, bool | None]]:
@@ -46,6 +49,18 @@ def test_cann_is_found_where_it_lies_since_8_5(monkeypatch: pytest.MonkeyPatch, 
     folder.mkdir()
     (folder / "ascend_toolkit_install.info").write_text("package_name=Ascend-cann-toolkit\nversion=9.1.0\n")
     assert findings()["CANN"][0].startswith("version=9.1.0 (")
+
+
+def test_what_cann_s_own_python_imports_comes_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sympy comes with torch."""
+    _, _, after = (ROOT / "pyproject.toml").read_text().partition("\nascend = [")
+    extra = re.findall(r'"([a-z0-9-]+)', after.partition("\n]")[0])
+    assert set(platforms._OF_CANN) - {"sympy"} <= set(extra)
+    monkeypatch.setattr(platforms, "_package", lambda name: None if name in ("decorator", "scipy") else "1.0")
+    detail, is_ok = findings()["CANN's Python"]
+    assert detail.startswith("imports decorator, scipy, not installed: pip install -e") and is_ok is None
+    monkeypatch.setattr(platforms, "_package", lambda name: "1.0")
+    assert "CANN's Python" not in findings()
 
 
 def kernel(folder: Path, given_out: str, reserved: str) -> Path:
