@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,6 +83,8 @@ class Npu(ReferenceCpu):
             yield Finding("NPU driver", told)
         if num_processes > 1 and (told := told_of_ports(os.environ, _IP_SETTINGS)):
             yield Finding("ports", told)
+        if num_processes > 1 and (told := _told_of_user()):
+            yield Finding("user", told)
 
     def selftest(self, profile: DeviceProfile, model: str | None = None) -> Sequence[Finding]:
         from lopa_ascend.selftest import examine_alone
@@ -125,6 +128,18 @@ def _torchair_needs() -> Finding:
     detail = "comes with torch_npu, and needs protobuf"
     fix = f"{detail}, which is not installed: pip install -e '.[ascend]'"
     return Finding("torchair", f"{detail}: {protobuf}" if protobuf else fix, protobuf is not None)
+
+
+def _told_of_user() -> str | None:
+    """What HCCL has to expect of the user of this process; None: nothing."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return (
+            f"{os.getuid()} has no line in /etc/passwd, which HCCL wants (else ra init failed, error code 19): add one "
+            "to the image, or run as a user of it (runAsUser: 10001 in these images)"
+        )
+    return None
 
 
 def _told_of_driver(version: str | None) -> str | None:

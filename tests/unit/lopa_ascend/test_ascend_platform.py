@@ -98,3 +98,12 @@ def test_ports_matter_where_there_are_several_processes(monkeypatch: pytest.Monk
     assert findings(num_processes=16)["ports"][1] is None
     assert "ports" not in findings(num_processes=1)
     assert told_of_ports({}, tmp_path / "absent") is None
+
+
+def test_a_user_without_a_line_in_passwd_is_told_to_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platforms.os, "getuid", lambda: 987654321)
+    detail, is_ok = findings(num_processes=4)["user"]
+    assert detail.startswith("987654321 has no line in /etc/passwd, which HCCL wants") and is_ok is None
+    assert "user" not in findings(num_processes=1)
+    monkeypatch.setattr(platforms.os, "getuid", lambda: 0)
+    assert "user" not in findings(num_processes=4)
