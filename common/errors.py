@@ -44,6 +44,8 @@ _SIGNS_OF_LITTLE_MEMORY = (
     "out of memory",
     "can't allocate memory",
     "not enough memory",
+    "Failed to allocate memory",  # CANN's EL0004
+    "Insufficient_Device_Memory",  # HCCL's EI0011
     "Storage size calculation overflowed",  # more than an address can name
     "Overflow when unpacking long",
 )

@@ -10,6 +10,7 @@ earlier replay that still runs.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -21,12 +22,15 @@ from weakref import WeakSet
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from graphs.cann import told
 from graphs.runner import CaptureRefused, Replay
 
 Forward = Callable[..., Any]
 
-# CANN's error code, its text, and what drivers before HDK 25.5.1 say.
-_NO_STREAMS = ("207008", "stream resource", "sq cq", "EL0009")
+# CANN's codes for a lack of what graphs use up (streams, events, notifies, models), its text, and what drivers before
+# HDK 25.5.1 say.
+_NO_ROOM = re.compile(r"\b2070(?:05|07|08|09|10)\b|stream resource|EL0009|sq cq", re.IGNORECASE)
+_OLD_DRIVER = "sq cq"
 
 
 class NpuCapture:
@@ -57,16 +61,26 @@ class NpuCapture:
                 work()
         except RuntimeError as error:
             _leave(capturing, graph)
-            said = f"{error} {error.__context__ or ''}".lower()
-            if any(sign.lower() in said for sign in _NO_STREAMS):
-                raise CaptureRefused(str(error).strip().splitlines()[0]) from error
-            raise
+            reason = _why_refused(error)
+            if reason is None:
+                raise
+            raise CaptureRefused(reason) from error
         replay = NpuReplay(graph, self)
         self._replays.add(replay)
         return replay
 
     def allocated_bytes(self) -> int:
         return int(self._npu.memory_reserved())
+
+
+def _why_refused(error: RuntimeError) -> str | None:
+    """Return what the device lacks for another graph; None: the error is another. It may have come before the one that
+    ends the capture."""
+    for cause in filter(None, (error.__context__, error)):
+        if _NO_ROOM.search(str(cause)):
+            is_old = _OLD_DRIVER in str(cause).lower()
+            return told(cause) + ("; a driver of HDK 25.5.1 or later has more room" if is_old else "")
+    return None
 
 
 def _leave(capturing: Any, graph: Any) -> None:

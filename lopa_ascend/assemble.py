@@ -13,7 +13,7 @@ from common.bench import tell_schemes
 from common.checkpoint import ModelConfig, check_tensor_parallel, load_model_config
 from common.config import DeviceProfile, RunConfig
 from common.decoding import Room
-from common.errors import ConfigError
+from common.errors import ConfigError, EngineError, is_out_of_memory
 from common.platforms import platform_of
 from common.processes import (
     Mesh,
@@ -26,6 +26,7 @@ from common.processes import (
     resolve_mesh,
 )
 from common.runtime import Collectives, Holdings, PagePool, allocating_kv, linear_schemes, longest_request, pages_within
+from graphs.cann import told
 from graphs.hccl import most_aiv_tokens
 from lopa_ascend.engine import AscendEngine, Graphs
 from lopa_ascend.kv import (
@@ -47,8 +48,8 @@ from lopa_ascend.ops import (
     lower_attention,
     lower_prefetch,
     npu_ops,
+    open_device,
     reference_ops,
-    require_devices,
 )
 from lopa_ascend.selftest import Sizes, attention_form, require_correct, settle
 from lopa_ascend.shapes import Shapes
@@ -109,17 +110,29 @@ def assemble(
     engine = AscendEngine(
         model, rotary, cache, book, capacity, collectives, device, patience, ops, details, graphs, agree
     )  # fmt: skip
-    warm = partial(_warm, engine, graphs, config, run, profile.npu.start_timeout_s)
+    warm = partial(_warm, engine, graphs, config, run, profile)
     engine.holdings = Holdings(model, loader, cache.tensors, engine.forget_captures, warm)
     warm()
     poll_on(core)
     return engine
 
 
-def _warm(engine: AscendEngine, graphs: Graphs | None, config: ModelConfig, run: RunConfig, timeout_s: float) -> None:
-    if graphs is not None:
+def _warm(
+    engine: AscendEngine, graphs: Graphs | None, config: ModelConfig, run: RunConfig, profile: DeviceProfile
+) -> None:
+    if graphs is None:
+        return
+    try:
         warm_up(engine, graphs.shapes, config, run.decode)
-        meet(timeout_s)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise EngineError(
+            f"rank {engine.mesh.rank}: the KV cache has left too little memory to capture steps in ({told(error)}): "
+            f"lower gpu_memory_utilization, which is {profile.gpu_memory_utilization:g}, or npu.max_graphs, or end "
+            "what else uses the device (`npu-smi info`)"
+        ) from error
+    meet(profile.npu.start_timeout_s)
 
 
 def _proven(
@@ -169,8 +182,7 @@ def _device_and_ops(profile: DeviceProfile, config: ModelConfig) -> tuple[torch.
     form = attention_form(profile, config.kv_heads_of_rank(resolve_mesh(profile).tensor_parallel_size))
     if profile.device == "cpu":
         return torch.device("cpu"), reference_ops(hardware_types=profile.dtype != "float32", attention=form)
-    torch_npu = require_devices(num_started_here() or 1)
-    torch_npu.npu.set_device(local_rank())
+    open_device(num_started_here() or 1, local_rank())
     ops = npu_ops(form)
     return torch.device("npu", local_rank()), ops.with_fused_kv_write() if profile.kernels == "triton" else ops
 
@@ -190,7 +202,8 @@ def _num_pages(
     room = int(free - total * (1 - profile.gpu_memory_utilization)) // page_bytes
     if room < 2:
         raise ConfigError(
-            f"{free / 2**30:.1f} GiB of {device} are free beside the weights, which leaves no room for KV: raise "
-            "gpu_memory_utilization, tensor_parallel_size, or set quantization to w8a8"
+            f"{free / 2**30:.1f} GiB of {device} are free beside the weights, which leaves no room for KV: end what "
+            "else uses the device (`npu-smi info`), raise gpu_memory_utilization or tensor_parallel_size, or set "
+            "quantization to w8a8"
         )
     return pages_within(room, wanted)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pwd
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from platform import machine
 from typing import TYPE_CHECKING
 
 import common.platforms
@@ -13,14 +16,21 @@ from common.errors import MissingCapability
 from common.platforms import Finding, GroupBackends
 from common.version import release_of
 from common.version import version_of as _package
+from graphs.hccl import told_of_ports
+from lopa_ascend.variables import CAPTURING
 
 if TYPE_CHECKING:
     from common.config import DeviceProfile
     from lopa_ascend.selftest import Finding as SelftestFinding
 
-_CANN_FOLDERS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/latest")
-_CANN_VERSION_FILES = ("version.cfg", "aarch64-linux/ascend_toolkit_install.info", "opp/version.info")
+# The first is that of CANN 8.5 and later.
+_CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/latest")
+_CANN_VERSION_FILES = ("version.cfg", f"{machine()}-linux/ascend_toolkit_install.info", "opp/version.info")
+# What CANN's own Python code imports; torch-npu asks for none of it.
+_OF_CANN = ("absl-py", "attrs", "cffi", "decorator", "pathlib2", "protobuf", "psutil", "requests", "scipy", "sympy")
 _NPU_DRIVER = Path("/usr/local/Ascend/driver/version.info")
+_IP_SETTINGS = Path("/proc/sys/net/ipv4")
+_OLDEST_DRIVER = (25, 5, 1)  # earlier ones refuse captures ("sq cq")
 
 
 class ReferenceCpu(common.platforms.Platform):
@@ -61,12 +71,20 @@ class Npu(ReferenceCpu):
             fix = "the same release" if is_match else "must be the same release: pip install -e '.[ascend]'"
             yield Finding("versions", f"torch {torch_version}, torch_npu {npu_version}: {fix}", is_match)
         cann, reason = _cann(), self._why_no_devices(profile, num_here)
-        fix = "not found: install the toolkit, or source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+        fix = "not found: install the toolkit, or source /usr/local/Ascend/cann/set_env.sh (ascend-toolkit before 8.5)"
         # Where torch-npu loads it, CANN is there, whatever folder holds its version.
         yield Finding("CANN", cann or fix if reason else cann or "loaded", cann is not None or reason is None)
+        if missing := [name for name in _OF_CANN if _package(name) is None]:
+            yield Finding("CANN's Python", f"imports {', '.join(missing)}, not installed: pip install -e '.[ascend]'")
         yield Finding("start", reason or "torch-npu loads, and its devices answer", reason is None)
         if profile.graph.mode == "torchair":
             yield _torchair_needs()
+        if profile.graph.mode in CAPTURING and (told := _told_of_driver(_first_version(_NPU_DRIVER))):
+            yield Finding("NPU driver", told)
+        if num_processes > 1 and (told := told_of_ports(os.environ, _IP_SETTINGS)):
+            yield Finding("ports", told)
+        if num_processes > 1 and (told := _told_of_user()):
+            yield Finding("user", told)
 
     def selftest(self, profile: DeviceProfile, model: str | None = None) -> Sequence[Finding]:
         from lopa_ascend.selftest import examine_alone
@@ -110,6 +128,27 @@ def _torchair_needs() -> Finding:
     detail = "comes with torch_npu, and needs protobuf"
     fix = f"{detail}, which is not installed: pip install -e '.[ascend]'"
     return Finding("torchair", f"{detail}: {protobuf}" if protobuf else fix, protobuf is not None)
+
+
+def _told_of_user() -> str | None:
+    """What HCCL has to expect of the user of this process; None: nothing."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return (
+            f"{os.getuid()} has no line in /etc/passwd, which HCCL wants (else ra init failed, error code 19): add one "
+            "to the image, or run as a user of it (runAsUser: 10001 in these images)"
+        )
+    return None
+
+
+def _told_of_driver(version: str | None) -> str | None:
+    """What captured graphs have to expect of the driver; None: nothing, or it does not say which it is."""
+    number = re.search(r"(?i)\bversion=(\d+(?:\.\d+)+)", version or "")
+    if number is None or tuple(map(int, number[1].split("."))) >= _OLDEST_DRIVER:
+        return None
+    oldest = ".".join(map(str, _OLDEST_DRIVER))
+    return f"{number[1]} has room for few graphs, and other shapes run uncaptured: install HDK {oldest} or later"
 
 
 def _cann() -> str | None:

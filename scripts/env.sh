@@ -14,16 +14,26 @@ dry_run() { # whether commands are to be printed and nothing started
   printf "lopa: DRY_RUN is %q: set it to true, which prints what would start, or unset it\n" "$DRY_RUN" >&2
   exit 2
 }
-# Ascend: CANN's own, and nnal's, whose operator writes the KV where CANN lacks one. A login shell may have done this;
-# what a cluster starts has none.
+# Ascend: CANN's own, its compiler's for Triton-Ascend, and nnal's, whose operator writes the KV where CANN lacks one. A
+# login shell may have done this; what a cluster starts has none.
 ascend=${ASCEND_ROOT:-/usr/local/Ascend}
-if [ -f "$ascend/ascend-toolkit/set_env.sh" ]; then
+cann=$ascend/cann # since CANN 8.5
+[ -f "$cann/set_env.sh" ] || cann=$ascend/ascend-toolkit
+if [ -f "$cann/set_env.sh" ]; then
   set +u # the vendor's files read variables that may not be set
-  for file in "$ascend/ascend-toolkit/set_env.sh" "$ascend/nnal/atb/set_env.sh"; do
+  for file in "$cann/set_env.sh" "$cann/share/info/ascendnpu-ir/bin/set_env.sh" "$ascend/nnal/atb/set_env.sh"; do
+    # With an argument of its own: without one a file would read the script's. Only nnal's looks at it.
     # shellcheck disable=SC1090 # on Ascend machines only
-    if [ -f "$file" ]; then source "$file" || true; fi
+    if [ -f "$file" ]; then source "$file" --cxx_abi="${ATB_CXX_ABI:-1}" || true; fi
   done
   set -u
+  # In a container nothing else says where the driver's libraries are.
+  for folder in driver common; do
+    folder=$ascend/driver/lib64/$folder
+    if [ -d "$folder" ] && [[ :${LD_LIBRARY_PATH:-}: != *:$folder:* ]]; then
+      export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
+    fi
+  done
   # An image preloads it in login shells, if at all.
   jemalloc=${JEMALLOC:-/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2}
   if [ -f "$jemalloc" ] && [[ ${LD_PRELOAD:-} != *jemalloc* ]]; then export LD_PRELOAD=$jemalloc${LD_PRELOAD:+:$LD_PRELOAD}; fi

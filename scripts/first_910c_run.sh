@@ -95,6 +95,7 @@ step() { # NAME COMMAND...: what it prints goes to NAME.txt as well
   echo "== $name"
   # Through a file: what outlives the step would keep a pipe open.
   : >"$out/$name.txt"
+  mkdir -p "$out/plog/$name" # CANN need not make it
   LOPA_STEP=$name-$$ ASCEND_PROCESS_LOG_PATH=$out/plog/$name "$@" >>"$out/$name.txt" 2>&1 &
   command=$!
   tail -n +1 -f -s 0.2 --pid="$command" "$out/$name.txt" &
@@ -118,6 +119,8 @@ step() { # NAME COMMAND...: what it prints goes to NAME.txt as well
   wait
   # Nobody may hold devices that the next step needs.
   of_step "$name" | xargs -r kill -9 2>/dev/null
+  # HCCL asks for 10 s after processes that were killed (EJ0001).
+  [ "$result" = ok ] || [ "$SECONDS" -ge "$total" ] || sleep 10
   [ "$code" = 0 ] || [ "$result" != ok ] || result="exit code $code, see $out/$name.txt"
   summary+=("$(printf '%-21s %s' "$name" "$result")")
   return "$code"
@@ -142,9 +145,11 @@ machine='ask() { echo "-- $*"; timeout 60 "$@" 2>&1 || echo "(exit code $?)"; }
 ask npu-smi info
 ask npu-smi info -t topo
 for i in {0..7}; do ask npu-smi info -t health -i $i; done
-for i in {0..15}; do for what in link net_health ip; do ask hccn_tool -i $i -$what -g; done; done
+for i in {0..15}; do for what in link net_health ip tls; do ask hccn_tool -i $i -$what -g; done; done
 ask cat /etc/hccn.conf /usr/local/Ascend/driver/version.info /usr/local/Ascend/nnal/atb/latest/version.info
-ask bash -c "cat ${ASCEND_TOOLKIT_HOME:-/usr/local/Ascend/ascend-toolkit/latest}/*/ascend_toolkit_install.info"
+ask bash -c "cat ${ASCEND_TOOLKIT_HOME:-/usr/local/Ascend/cann}/*/ascend_toolkit_install.info"
+ask grep . /proc/sys/net/ipv4/ip_local_port_range /proc/sys/net/ipv4/ip_local_reserved_ports
+ask bash -c "ls -l /dev/davinci*; id"
 ask lscpu
 ask numactl -H
 ask grep -E "Cpus_allowed_list|Mems_allowed_list" /proc/self/status

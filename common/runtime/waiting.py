@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from common.errors import LOST_PEER, EngineError, first_line, is_out_of_memory
+from common.errors import LOST_PEER, EngineError, is_out_of_memory
+from graphs.cann import told
 
 _SIGNS_OF_A_LOST_PEER = ("Timed out", "Connection closed", "Connection reset", "NCCL error", "Broken pipe")
 
@@ -37,7 +38,7 @@ def explained(error: RuntimeError, rank: int, step: int) -> EngineError:
     where = f"rank {rank}, step {step}"
     if is_out_of_memory(error):
         return EngineError(f"{where}: out of device memory; lower max_num_requests, num_lookahead or max_model_len")
-    reason = first_line(error)
+    reason = told(error)
     if any(sign in reason for sign in _SIGNS_OF_A_LOST_PEER):
         reason = f"{LOST_PEER} ({reason})"
     return EngineError(f"{where}: {reason}")

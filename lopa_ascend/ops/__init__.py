@@ -4,7 +4,14 @@ from lopa_ascend.ops.experts import Dispatched, of_own_experts
 from lopa_ascend.ops.facade import Ops
 from lopa_ascend.ops.fused_kv import require_triton
 from lopa_ascend.ops.in_graph import lower_attention
-from lopa_ascend.ops.npu import keep_kv_writes_in_place, load_torch_npu, npu_ops, num_visible_devices, require_devices
+from lopa_ascend.ops.npu import (
+    keep_kv_writes_in_place,
+    load_torch_npu,
+    npu_ops,
+    num_visible_devices,
+    open_device,
+    require_devices,
+)
 from lopa_ascend.ops.reference import reference_ops
 from lopa_ascend.ops.results import USUAL_ATTENTION, AttentionForm, AttentionVersion, HeadNorms, Quantized
 from lopa_ascend.ops.rows import VirtualRows, group_queries
@@ -31,6 +38,7 @@ __all__ = [
     "npu_ops",
     "num_visible_devices",
     "of_own_experts",
+    "open_device",
     "reference_ops",
     "require_devices",
     "require_triton",

@@ -190,7 +190,7 @@ class Ops(ExpertOps):
         slot_T: Tensor, norms: HeadNorms | None = None,
     ) -> Tensor:  # fmt: skip
         """`split_and_rotate`, then `write_kv`; the rotated query [T, N, H]."""
-        if self.fuses_kv_write:
+        if self.fuses_kv_write and len(qkv) <= fused_kv.MOST_TOKENS:
             assert norms is None, "the kernel norms no heads, as lopa_ascend.limits says"
             return fused_kv.rotate_and_write(qkv, cos_T1H, sin_T1H, key_cache, value_cache, slot_T, num_heads)
         query, key, value = self.split_and_rotate(qkv, cos_T1H, sin_T1H, num_heads, norms)

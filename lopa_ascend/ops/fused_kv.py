@@ -14,6 +14,9 @@ from torch import Tensor
 
 from common.errors import MissingCapability
 
+# Programs of one launch, each of a token: docs/en/migration_guide/migrate_from_gpu.md of triton-lang/triton-ascend.
+MOST_TOKENS = 2**16 - 1
+
 _LIBRARY = torch.library.Library("lopa", "FRAGMENT")
 _LIBRARY.define(
     "rotate_and_write(Tensor qkv, Tensor cos, Tensor sin, Tensor(a!) keys, Tensor(b!) values, Tensor slot, "

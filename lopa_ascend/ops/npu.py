@@ -7,7 +7,9 @@ first, with a traceback.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -16,12 +18,19 @@ import torch
 
 from common.errors import MissingCapability, first_line
 from common.version import release_of
+from graphs.cann import told
 from lopa_ascend.ops.facade import Ops
 from lopa_ascend.ops.results import USUAL_ATTENTION, AttentionForm
 
 CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
 # The first release whose KV write says where a slot lies; earlier ones have no such operator for plain pages.
 _OLDEST = (2, 9, 0, 2)
+_NO_DRIVER = (
+    "that library is the driver's: mount the host's /usr/local/Ascend/driver into the container, and add its "
+    "lib64/driver and lib64/common to LD_LIBRARY_PATH, as scripts/env.sh does"
+)
+_MADE_FOR = "this torch-npu was made for: install one that docs/ascend.md names beside it, CANN and nnal alike"
+_VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 _V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
 
 
@@ -68,9 +77,10 @@ def load_torch_npu() -> Any:
     try:
         return import_module("torch_npu")
     except (ImportError, OSError, RuntimeError) as error:
-        raise MissingCapability(
-            f"torch-npu cannot load CANN ({first_line(error)}): install CANN and source its set_env.sh"
-        ) from None
+        said = first_line(error)
+        fixes = {"libascend_hal": _NO_DRIVER, "undefined symbol": f"that is of another release than {_MADE_FOR}"}
+        fix = next((fix for sign, fix in fixes.items() if sign in said), "install CANN and source its set_env.sh")
+        raise MissingCapability(f"torch-npu cannot load CANN ({said}): {fix}") from None
 
 
 def num_visible_devices() -> int:
@@ -87,7 +97,8 @@ def require_devices(count: int) -> Any:
     visible = _count(torch_npu)
     if visible == 0:
         raise MissingCapability(
-            "CANN is installed but no Ascend device is visible: check `npu-smi info` and ASCEND_RT_VISIBLE_DEVICES"
+            f"CANN is installed but no Ascend device is visible: check `npu-smi info`{_why_hidden(os.environ)}, and "
+            "that /dev/davinci* are there and open to this user (group HwHiAiUser)"
         )
     if visible < count:
         raise MissingCapability(
@@ -95,6 +106,31 @@ def require_devices(count: int) -> Any:
             "lower its mesh, or widen ASCEND_RT_VISIBLE_DEVICES"
         )
     return torch_npu
+
+
+def open_device(count: int, index: int) -> None:
+    """Take the device of this number, of `count` that the profile needs here. Raises MissingCapability with what CANN
+    says."""
+    torch_npu = require_devices(count)
+    try:
+        torch_npu.npu.set_device(index)
+    except RuntimeError as error:
+        raise MissingCapability(
+            f"npu {index} cannot be opened ({told(error)}): see what `lopa doctor --profile` finds missing, and in "
+            "`npu-smi info` whether the device is healthy and free"
+        ) from error
+
+
+def _why_hidden(environment: Mapping[str, str]) -> str:
+    """Return what may be wrong with the variable that hides devices, for a sentence. CANN then shows none, and no
+    reason."""
+    given = environment.get(_VISIBLE)
+    if given is None:
+        return ""
+    numbers = [int(number) if number.strip().isdecimal() else -1 for number in given.split(",")]
+    if -1 in numbers or numbers != sorted(set(numbers)):
+        return f", give {_VISIBLE}, which is {given!r}, ascending numbers with commas between"
+    return f", {_VISIBLE}, which is {given!r}: a container counts its own devices from 0"
 
 
 def keep_kv_writes_in_place() -> None:

@@ -14,7 +14,7 @@ from lopa_ascend.floors import median_seconds
 from lopa_ascend.ops import USUAL_ATTENTION, AttentionForm, AttentionVersion, Ops
 from lopa_ascend.selftest.checks import Bench, Hang, Sizes, attend, attention, attention_inputs, write_kv
 from lopa_ascend.selftest.fuse import with_faster_fusions
-from lopa_ascend.selftest.grades import Grade, Verdict
+from lopa_ascend.selftest.grades import FAILURES, Grade, Verdict, failed
 from lopa_ascend.selftest.ranks import NEVER, most_of_all
 from lopa_ascend.variables import COMPILING
 
@@ -67,8 +67,8 @@ def timed_attention(ops: Ops, form: AttentionForm, sizes: Sizes, device: torch.d
         verdict = attention(bench)
     except Hang:
         raise
-    except (RuntimeError, NotImplementedError, AttributeError) as error:
-        return Verdict(Grade.WRONG, " ".join(str(error).split())[:200]), NEVER
+    except FAILURES as error:
+        return failed(error), NEVER
     if verdict.grade is Grade.WRONG:
         return verdict, NEVER
     inputs = [tensor.to(device) for tensor in attention_inputs(bench)]
@@ -77,22 +77,29 @@ def timed_attention(ops: Ops, form: AttentionForm, sizes: Sizes, device: torch.d
 
 
 def _with_right_kv_write(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh) -> Ops:
-    older = ops.with_kv_writes_by_atb()
-    is_newer_wrong = not _writes_right(ops, sizes, device)
-    takes_older = is_newer_wrong and _writes_right(older, sizes, device)
+    older, written = ops.with_kv_writes_by_atb(), _kv_written(ops, sizes, device)
+    takes_older = False
+    if written.grade is Grade.WRONG:
+        by_atb = _kv_written(older, sizes, device)
+        takes_older = by_atb.grade is not Grade.WRONG
+        if not takes_older:
+            logger.warning(
+                "KV is written right neither by npu_scatter_pa_kv_cache (%s) nor by _npu_reshape_and_cache (%s)",
+                written.detail, by_atb.detail,
+            )  # fmt: skip
     if not most_of_all([float(takes_older)], mesh)[0]:
         return ops
     logger.warning("npu_scatter_pa_kv_cache does not write KV right here: _npu_reshape_and_cache is called instead")
     return older
 
 
-def _writes_right(ops: Ops, sizes: Sizes, device: torch.device) -> bool:
+def _kv_written(ops: Ops, sizes: Sizes, device: torch.device) -> Verdict:
     try:
-        return write_kv(Bench(ops, sizes, device)).grade is not Grade.WRONG
+        return write_kv(Bench(ops, sizes, device))
     except Hang:
         raise
-    except (RuntimeError, NotImplementedError, AttributeError):
-        return False
+    except FAILURES as error:
+        return failed(error)
 
 
 def _with_fastest_attention(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh) -> Ops:

@@ -22,14 +22,15 @@ from common.config import DeviceProfile
 from common.errors import MissingCapability
 from common.processes import Mesh, resolve_mesh
 from common.runtime import linear_schemes, scheme_at_load
-from lopa_ascend.ops import AttentionForm, Ops, load_torch_npu, npu_ops, require_devices
+from lopa_ascend.ops import AttentionForm, Ops, load_torch_npu, npu_ops, open_device
 from lopa_ascend.ops.npu import cann_version
 from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes, fused_gate_up, fused_kv_write
 from lopa_ascend.selftest.choose import attention_form, forms_of, settle, timed_attention
 from lopa_ascend.selftest.families import family_checks
-from lopa_ascend.selftest.grades import Grade, Verdict
+from lopa_ascend.selftest.grades import FAILURES, Grade, Verdict, failed
 from lopa_ascend.selftest.heads import HEAD_CHECKS, SAMPLING
 from lopa_ascend.selftest.in_graphs import GRAPH_CHECKS, all_reduce, replayed_with_collectives
+from lopa_ascend.selftest.remedies import remedy
 from lopa_ascend.variables import CAPTURING
 
 _FORMS = "attention "  # each of its forms, whichever is called
@@ -92,10 +93,7 @@ def require_correct(
     for finding in wrong:
         sentence = f"rank {mesh.rank}: {finding.name} is wrong here ({finding.detail}), with {versions()}"
         if profile.npu.selftest == "strict":
-            raise MissingCapability(
-                f"{sentence}: install the CANN release that this torch-npu was made for, or set selftest to warn and "
-                "trust no answer; see docs/ascend.md"
-            )
+            raise MissingCapability(f"{sentence}: {remedy(finding.detail)}")
         logger.warning("%s; going on, since the profile has selftest warn", sentence)
     other = [f"{found.name} ({found.detail})" for found in findings if found.grade is Grade.ROUNDS_DIFFERENTLY]
     if other:
@@ -107,7 +105,7 @@ def require_correct(
 def examine_alone(profile: DeviceProfile, model: str | None = None) -> list[Finding]:
     """Examine this process's first device for `lopa doctor --selftest`, at the model's shapes, else Dream-7B's. Raises
     MissingCapability."""
-    require_devices(1).npu.set_device(0)
+    open_device(1, 0)
     tp_size, device = resolve_mesh(profile).tensor_parallel_size, torch.device("npu", 0)
     sizes, schemes = Sizes.of_dream_7b(tp_size), {scheme_at_load(profile)}
     if model is not None:
@@ -129,8 +127,8 @@ def examine(
         except Hang as error:
             yield Finding(name, Grade.WRONG, str(error))
             return
-        except (RuntimeError, NotImplementedError) as error:
-            verdict = Verdict(Grade.WRONG, " ".join(str(error).split())[:200])
+        except FAILURES as error:
+            verdict = failed(error)
         is_called = name in called or not (name in CHECKS or name == SAMPLING or name.startswith(_FORMS))
         yield Finding(name, *verdict, is_called=is_called)
 

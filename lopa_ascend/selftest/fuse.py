@@ -29,7 +29,7 @@ from lopa_ascend.selftest.checks import (
     kv_write_inputs,
     rotate_and_write,
 )
-from lopa_ascend.selftest.grades import Grade, Verdict
+from lopa_ascend.selftest.grades import FAILURES, Grade, Verdict, failed
 from lopa_ascend.selftest.ranks import NEVER, most_of_all
 from lopa_ascend.variables import CAPTURING, COMPILING
 
@@ -97,8 +97,8 @@ def _pays(
             seconds = [_seconds(fusion, ops, given, is_fused, device, is_captured) for is_fused in (True, False)]
     except Hang:
         raise
-    except (RuntimeError, NotImplementedError, AttributeError, ImportError) as error:
-        told = " ".join(str(error).split())[:200]
+    except FAILURES as error:
+        told = failed(error).detail
     fused_s, apart_s = most_of_all(seconds, mesh)
     if fused_s == NEVER:
         logger.info("%s: not taken, wrong on some rank (here: %s)", fusion.name, told)

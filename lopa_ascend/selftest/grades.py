@@ -13,10 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from graphs.cann import said_by_cann, told
+
 STEP = 2.0**-7
 FLOAT32 = 1e-5
 ATTENTION_SAME, ATTENTION_WRONG = 4e-3, 3e-2
 _INT8_TIES, _FLOAT_TIES = 1e-3, 1e-2  # shares of the elements
+_MOST_TOLD = 300  # characters of an error
+# What a call raises that this release, or its libraries, do not have or refuse; OSError: ATB's operators without nnal.
+FAILURES = (RuntimeError, TypeError, AttributeError, ImportError, OSError)
 
 
 class Grade(IntEnum):
@@ -30,6 +35,12 @@ class Verdict(NamedTuple):
 
     grade: Grade
     detail: str
+
+
+def failed(error: BaseException) -> Verdict:
+    """Return the verdict on a call that has raised: what CANN says, else the error's beginning."""
+    said = str(error) if said_by_cann(error) is None else told(error)
+    return Verdict(Grade.WRONG, " ".join(said.split())[:_MOST_TOLD])
 
 
 def compare(found: list[Tensor], wanted: list[Tensor], *, is_attention: bool = False) -> Verdict:

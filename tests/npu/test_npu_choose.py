@@ -107,6 +107,33 @@ def test_kv_is_written_by_the_older_operator_where_the_newer_one_fails() -> None
     assert not settled(neither).writes_kv_by_atb  # and the self-test names write_kv
 
 
+def test_an_older_operator_without_nnal_is_told_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """torch-npu loads ATB when it is first called, and raises OSError without it."""
+
+    def without_nnal(*_: Any, **__: Any) -> None:
+        raise OSError(None, "Please check that the nnal package is installed.")
+
+    ops = _older_release()
+    ops._kernels._npu_reshape_and_cache = without_nnal
+    assert not settled(ops).writes_kv_by_atb
+    assert "'cache_mode') nor by _npu_reshape_and_cache ([Errno None] Please check that the nnal package" in caplog.text
+    wrong = {found.name for found in examine(ops, SMALL, CPU, Mesh(), "eager", ("FLOAT",)) if found.stops}
+    assert wrong == {"write_kv"}
+
+
+def test_a_call_that_does_not_bind_or_is_absent_is_wrong() -> None:
+    """A release may lack an operator, or refuse an option in Python: neither ends the other checks."""
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise TypeError("npu_swiglu() got an unexpected keyword argument 'dim'")
+
+    ops = reference_ops()
+    ops._kernels.npu_swiglu = refuses
+    del ops._kernels.npu_rms_norm
+    wrong = {found.name for found in examine(ops, SMALL, CPU, Mesh(), "eager", ("FLOAT",)) if found.stops}
+    assert wrong == {"swiglu", "rms_norm"}
+
+
 @pytest.mark.parametrize("mode", ["npugraph_ex", "torchair"])
 def test_the_older_operator_is_not_compiled(mode: str) -> None:
     with pytest.raises(MissingCapability, match=f"graph.mode {mode} cannot keep in place: set graph.mode to npugraph"):

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from common.errors import MissingCapability
-from lopa_ascend.ops import AttentionForm, npu, npu_ops, reference_ops, require_devices
+from lopa_ascend.ops import AttentionForm, npu, npu_ops, open_device, reference_ops, require_devices
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,10 +90,64 @@ def test_no_cann(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None
         npu_ops()
 
 
+def test_a_container_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is no part of CANN."""
+    pretend(monkeypatch, torch.__version__, ImportError("libascend_hal.so: cannot open shared object file"))
+    with pytest.raises(
+        MissingCapability, match=r"libascend_hal.so.*the driver's: mount .*/usr/local/Ascend/driver"
+    ) as e:
+        npu_ops()
+    assert "install CANN" not in str(e.value)
+
+
+def test_cann_of_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, torch.__version__, ImportError("libtorch_npu.so: undefined symbol: MsprofSysCycleTime"))
+    with pytest.raises(MissingCapability, match=r"undefined symbol.* another release than this torch-npu was made for"):
+        npu_ops()
+
+
 def test_cann_but_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, torch.__version__, with_devices(0))
     with pytest.raises(MissingCapability, match="no Ascend device is visible"):
         npu_ops()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("1,0", ", give ASCEND_RT_VISIBLE_DEVICES, which is '1,0', ascending numbers with commas between, and that"),
+        ("0,0", "ascending numbers"),
+        ("0-3", "ascending numbers"),
+        ("4,5", "which is '4,5': a container counts its own devices from 0, and that"),
+        (None, "check `npu-smi info`, and that /dev/davinci* are there and open to this user"),
+    ],
+)
+def test_devices_that_a_variable_hides(monkeypatch: pytest.MonkeyPatch, given: str | None, told: str) -> None:
+    pretend(monkeypatch, torch.__version__, with_devices(0))
+    if given is None:
+        monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", given)
+    with pytest.raises(MissingCapability, match=re.escape(told)):
+        npu_ops()
+
+
+def test_a_device_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CANN starts with the first device that is opened, and says then what it lacks."""
+
+    def set_device(index: int) -> None:
+        raise RuntimeError(
+            "SetPrecisionMode:build/compiler_depend.ts:155 NPU function error: AclSetCompileopt, error code is 500001\n"
+            "[Error]: The internal ACL of the system is incorrect.\n"
+            "EC0010: [PID: 1] 2025-08-05-08:05:26.1 Failed to import Python module [No module named 'decorator']."
+        )
+
+    module = with_devices(2)
+    module.npu.set_device = set_device
+    pretend(monkeypatch, torch.__version__, module)
+    told = r"npu 1 cannot be opened \(EC0010: Failed to import Python module \[No module named 'decorator'\]\. \(Set"
+    with pytest.raises(MissingCapability, match=told):
+        open_device(2, 1)
 
 
 def test_too_few_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_the_first_run_ends_with_the_reason_where_there_is_no_device(tmp_path: P
 # A Python that is no Python: of the steps one fails, one leaves a process of another session behind and never ends, and
 # some write what CANN and torchrun would.
 PRETENDER = """#!/usr/bin/env bash
-mkdir -p "$ASCEND_PROCESS_LOG_PATH/debug/plog" && cd "$ASCEND_PROCESS_LOG_PATH/debug/plog"
+cd "$ASCEND_PROCESS_LOG_PATH" && mkdir -p debug/plog && cd debug/plog || exit 9
 case "$*" in
 *--selftest*) echo "swiglu is wrong"; echo "[ERROR] aicore exception" >plog-1.log; exit 2 ;;
 *graph.mode=npugraph*demo_npugraph.jsonl*)
@@ -135,7 +135,9 @@ def test_the_first_run_notes_what_fails_and_goes_on(tmp_path: Path, spy: bool) -
     assert "in a_replay_that_never_ends" in said and ("by py-spy" in said) == spy and said.count("-- stack of") == 0
     assert "\nLOCAL_RANK=3\n" in (out / "demo_npugraph.ranks.txt").read_text()
     assert "algName is [AIV]" in (out / "algorithms.hccl.txt").read_text()
-    assert {"lscpu", "numactl -H", "hccn_tool -i 0 -link -g", "npu-smi info -t topo"} <= {
+    killed, following = (out / f"demo_{mode}.txt" for mode in ("npugraph", "npugraph_ex"))
+    assert following.stat().st_mtime - killed.stat().st_mtime > 9, "HCCL wants time after processes that were killed"
+    assert {"lscpu", "numactl -H", "hccn_tool -i 0 -tls -g", "npu-smi info -t topo"} <= {
         line.removeprefix("-- ") for line in (out / "machine.txt").read_text().splitlines()
     }
     left = subprocess.run(["pgrep", "-f", "sleep.1234"], capture_output=True, text=True).stdout

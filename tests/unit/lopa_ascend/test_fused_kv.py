@@ -9,7 +9,7 @@ import torch
 from started import interpreted_by_triton
 from torch import Tensor
 
-from lopa_ascend.ops import reference_ops
+from lopa_ascend.ops import fused_kv, reference_ops
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PAGE = 128
@@ -43,3 +43,18 @@ def test_it_computes_what_its_twin_does(num_heads: int, num_kv_heads: int) -> No
     kept = torch.ones(3 * PAGE, dtype=torch.bool)
     kept[slot.long()] = False
     assert torch.equal(found[0].flatten(0, 1)[kept], caches[0].flatten(0, 1)[kept])
+
+
+def test_more_tokens_than_a_launch_has_programs_take_the_operators_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of 65,536 tokens, made short here; on a CPU the kernel itself is not to be had."""
+    monkeypatch.setattr(fused_kv, "MOST_TOKENS", 4)
+    ops = reference_ops().with_fused_kv_write()
+
+    def query(num_tokens: int) -> Tensor:
+        qkv, angle = torch.ones(num_tokens, 3 * PAGE).bfloat16(), torch.zeros(num_tokens, 1, PAGE).bfloat16()
+        caches = [torch.zeros(1, PAGE, 1, PAGE).bfloat16() for _ in "kv"]
+        return ops.rotate_and_write(qkv, angle + 1, angle, 1, *caches, torch.arange(num_tokens).int())
+
+    assert query(5).shape == (5, 1, PAGE)
+    with pytest.raises(NotImplementedError, match=r"lopa::rotate_and_write"):
+        query(4)

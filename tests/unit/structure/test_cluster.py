@@ -181,15 +181,42 @@ def test_a_slurm_batch_is_queued_again_before_its_limit(tmp_path: Path) -> None:
     assert log.read_text().splitlines()[-2:] == ["stopped", "requeue 123"]
 
 
-def test_the_environment_of_ascend_is_sourced_whole(tmp_path: Path) -> None:
-    """CANN's and nnal's, though the second ends with an error, and jemalloc before what is preloaded already."""
-    for name, text in {"ascend-toolkit": "export CANN=$UNSET", "nnal/atb": "export NNAL=yes\nfalse"}.items():
+CANN_FOLDERS = ("ascend-toolkit", "cann")  # before and since CANN 8.5
+
+
+@pytest.mark.parametrize("cann", CANN_FOLDERS)
+def test_the_environment_of_ascend_is_sourced_whole(tmp_path: Path, cann: str) -> None:
+    """CANN's, its compiler's and nnal's, though the last ends with an error, the driver's libraries, and jemalloc
+    before what is preloaded already. None reads the script's arguments for its own."""
+    files = {
+        cann: "export CANN=$UNSET GIVEN=$*", f"{cann}/share/info/ascendnpu-ir/bin": "export BISHENG=yes",
+        "nnal/atb": "export NNAL=yes\nfalse",
+    }  # fmt: skip
+    for name, text in files.items():
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "set_env.sh").write_text(f"{text}\n")
-    (tmp_path / "libjemalloc.so.2").touch()
-    given = {"ASCEND_ROOT": str(tmp_path), "JEMALLOC": str(tmp_path / "libjemalloc.so.2"), "PYTHON": sys.executable}
+    libraries = tmp_path / "driver" / "lib64" / "driver"
+    libraries.mkdir(parents=True)
+    done = sourced_on_ascend(tmp_path, LD_LIBRARY_PATH="/elsewhere")
+    names = ("CANN=", "BISHENG=", "NNAL=", 'GIVEN="--cxx_abi=1"', f'LD_PRELOAD="{tmp_path / "libjemalloc.so.2"}')
+    assert all(f"declare -x {name}" in done for name in (*names, f'LD_LIBRARY_PATH="/elsewhere:{libraries}"'))
+    assert f'LD_LIBRARY_PATH="{libraries}"' in sourced_on_ascend(tmp_path, LD_LIBRARY_PATH=str(libraries))
+
+
+def test_where_two_cann_lie_the_folder_of_today_is_sourced(tmp_path: Path) -> None:
+    """An upgrade leaves the older folder behind."""
+    for name in CANN_FOLDERS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "set_env.sh").write_text(f"export CANN={name}\n")
+    assert 'declare -x CANN="cann"' in sourced_on_ascend(tmp_path)
+
+
+def sourced_on_ascend(root: Path, **variables: str) -> str:
+    """Return what a script with arguments exports where Ascend's files lie in this folder."""
+    (root / "libjemalloc.so.2").touch()
+    given = {"ASCEND_ROOT": str(root), "JEMALLOC": str(root / "libjemalloc.so.2"), "PYTHON": sys.executable} | variables
     code = f"set -eu; source {shlex.quote(str(ROOT / 'scripts' / 'env.sh'))}; export -p"
-    environment = {**os.environ, **given}
-    done = subprocess.run(["bash", "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    command = ["bash", "-c", code, "script", "an argument"]
+    done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert all(f"declare -x {name}" in done.stdout for name in ("CANN=", "NNAL=", f'LD_PRELOAD="{given["JEMALLOC"]}'))
+    return done.stdout
