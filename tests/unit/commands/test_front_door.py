@@ -89,6 +89,12 @@ def test_what_is_no_model_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_run(name)
 
 
+def test_a_folder_of_models_is_told_which_it_holds(tmp_path: Path) -> None:
+    model_folder(tmp_path)
+    with pytest.raises(ConfigError, match=r"a folder without .*: give one of its folders, such as model"):
+        load_run(tmp_path)
+
+
 @pytest.mark.parametrize(("kind", "name"), [("profiles", "cpuu"), ("sweeps", "dmo"), ("presets", "lada")])
 def test_other_names_have_their_did_you_mean_too(kind: str, name: str) -> None:
     with pytest.raises(ConfigError, match="did you mean"):
