@@ -218,6 +218,8 @@ def test_a_saved_run_means_what_was_given(tmp_path: Path) -> None:
     assert load_run(path) == run
     with pytest.raises(ConfigError, match="it is there already"):
         save_run_file(path, run)
+    with pytest.raises(ConfigError, match="new: a folder; choose another name"):
+        save_run_file(path.parent, run)
     preset = load_run("demo", ["preset=llada2"])
     save_run_file(tmp_path / "preset.yaml", preset)
     assert load_run(tmp_path / "preset.yaml").decode == preset.decode, "whatever becomes of the preset"
