@@ -232,6 +232,15 @@ def test_a_saved_run_is_the_same_whatever_its_file_is_called(tmp_path: Path, nam
     assert load_run(tmp_path / name) == RunConfig(model="m")
 
 
+def test_a_saved_run_is_written_where_a_link_leads_and_says_how_a_shell_starts_it(tmp_path: Path) -> None:
+    link, file = tmp_path / "my run.yaml", tmp_path / "file.yaml"
+    link.symlink_to(file)
+    save_run_file(link, RunConfig(model="m"))
+    assert link.is_symlink() and file.read_text().startswith(f"# Start it by `lopa run '{link}'`, ")
+    with pytest.raises(ConfigError, match=rf"start it \(lopa run '{link}'\), or choose another name"):
+        save_run_file(link, RunConfig(model="m"))
+
+
 # lopa run
 
 
