@@ -79,6 +79,9 @@ def test_a_model_folder_wins_over_nothing_and_a_run_file_over_it() -> None:
     ("name", "sentence"),
     [
         ("Dream-org/Dream-v0", "for a repository of a hub write hf://Dream-org/Dream-v0, or modelscope://"),
+        ("https://huggingface.co/a/b.c/tree/main", r"write hf://a/b\.c, or download it"),
+        ("https://www.modelscope.cn/models/a/b", "write modelscope://a/b, or download it"),
+        ("s3://bucket/a", "write hf://OWNER/NAME, or download it and name its folder"),
         ("deomo", r"not one of the runs in .*did you mean demo\? demo, demo_block"),
         (".", "a folder without a config.json, so not of a model"),
     ],

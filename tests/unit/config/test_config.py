@@ -116,6 +116,7 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ('model: m\n"a\\nb": 1', "FILE: a b: unknown key"),
         ("model: m\nmodel: n", "FILE: not valid YAML (line 2, column 1: the key model stands there twice)"),
         ("decode: {}", "FILE: model: this key is missing: add it"),
+        ("model: m\nyes: 1", "FILE: 1: write the key as text, in quotes if need be (given True)"),
         ("model: m\ndecod: {}", "FILE: decod: unknown key; did you mean decode?"),
         ("model: m\nxyz: 1", "FILE: xyz: unknown key; known keys: model, lora_path, "),
         ("model: m\nskip_treshold: 1", "FILE: skip_treshold: unknown key; did you mean decode.skip_threshold?"),
