@@ -51,6 +51,7 @@ _SIGNS_OF_LITTLE_MEMORY = (
 )
 
 _FIXES = {  # of what the system refuses
+    errno.ENOENT: "it is not there, or no longer: name another, or put it back",
     errno.ENAMETOOLONG: "choose a shorter one, of at most 255 bytes between two slashes and 4,095 in all",
     errno.ENOSPC: "make room, or write elsewhere",
     errno.EDQUOT: "make room, or write elsewhere",

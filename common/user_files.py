@@ -33,7 +33,8 @@ def is_file(path: Path) -> bool:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one, with the old one's permissions. Raises OSError."""
+    """A reader sees the old file or the new one, with the old one's permissions. A link stays one. Raises OSError."""
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".lopa-{secrets.token_hex(8)}")
     try:

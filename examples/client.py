@@ -5,7 +5,10 @@ Start one before: lopa serve demo. The client: pip install openai.
 
 import sys
 
-from openai import OpenAI, OpenAIError
+try:
+    from openai import OpenAI, OpenAIError
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: pip install openai")
 
 QUESTION = "Tom has 12 apples and buys 5 more. How many apples does he have now?"
 

@@ -19,6 +19,7 @@ from common.parquet import columns_of, require_pyarrow
 
 STANDARD_INPUT = "-"
 _PARQUET = ".parquet"
+_NOT_WRITTEN = (".csv", ".tsv", ".gz", ".bz2", ".xz", ".zst", ".zip")
 _PAGE = b"<!doctype html>"
 _MOST_BYTES = 2**28  # of a result: what is longer is none
 _OF_METRICS = ("requests", "tpf")
@@ -33,6 +34,12 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
         raise ConfigError("the run file has no output section: add output.path, the JSONL file for the results")
     if run.output.path == STANDARD_INPUT:
         raise ConfigError("output.path -: results go to a file, which the next start resumes; name one")
+    if run.output.path.endswith(os.sep):
+        raise ConfigError(f"output.path {run.output.path} is a folder: name a file in it")
+    if run.output.path.endswith(_NOT_WRITTEN):
+        raise ConfigError(
+            f"output.path {run.output.path}: answers are JSON lines or Parquet: name it .jsonl or .parquet"
+        )
     folders = ("model", run.model), ("tokenizer", run.tokenizer or ""), ("lora_path", run.lora_path or "")
     for setting, path in (("input.path", run.input.path), *folders):
         require_speakable(setting, path)
@@ -89,7 +96,10 @@ def real_file(path: Path) -> Path:
     """Return where a link leads, whether or not a file is there yet; any other path as it is. Raises ConfigError."""
     require_speakable("output", str(path))
     try:
-        return path.resolve() if path.is_symlink() else path
+        real = path.resolve() if path.is_symlink() else path
+        return (
+            real if real.exists() or not path.exists() else path
+        )  # what leads to a pipe, as /dev/stdout, says no path
     except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the link leads back to itself"
         raise ConfigError(f"{path}: {reason}; choose another name") from None

@@ -137,6 +137,8 @@ class SafetensorsFolder:
         others = sorted(path.name for path in self._folder.glob("*.safetensors"))
         if others:
             return f"{plain(others[0])} is not read without an index; download the index"
+        if inner := sorted(path.parent.name for path in self._folder.glob(f"*/{self._single.name}*")):
+            return f"name one of its folders, such as {plain(inner[0])}"
         return "download the checkpoint in safetensors format (.bin files are not read)"
 
     def _open(self, path: Path) -> Any:

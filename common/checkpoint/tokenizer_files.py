@@ -45,8 +45,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 def special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Role -> token text."""
-    texts = {role: _text_of(settings.get(role)) for role in _SPECIAL_ROLES}
-    roles = {role: text for role, text in texts.items() if text is not None}
+    given = {role: settings[role] for role in _SPECIAL_ROLES if settings.get(role)}
+    roles = {role: text for role, token in given.items() if (text := _text_of(token)) is not None}
+    for role in given.keys() - roles.keys():
+        raise ConfigError(f"{folder}: {role}: expected a text, found {shown(given[role])}; download its files again")
     for role, token in roles.items():
         if any("\ud800" <= letter <= "\udfff" for letter in token):
             raise ConfigError(f"{folder}: {role}: {shown(token)} holds half a surrogate pair; download its files again")
@@ -284,14 +286,20 @@ def brief(error: BaseException) -> str:
 
 
 def read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The default template: a file of its own goes before tokenizer_config.json (`settings`). None where none is."""
+    """The default template: a file of its own goes before tokenizer_config.json (`settings`). None where none is.
+    Raises ConfigError for one that is no text."""
     named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     for path in (folder / "additional_chat_templates" / "default.jinja", folder / "chat_template.jinja"):
         if has_file(path):
             return read_text(path)
     template = None if named else settings.get("chat_template")
-    if isinstance(template, list):  # several named ones
-        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
-    if isinstance(template, Mapping):
+    if isinstance(template, list) and all(isinstance(entry, Mapping) for entry in template):  # several named ones
+        template = next((entry.get("template") for entry in template[::-1] if entry.get("name") == "default"), None)
+    elif isinstance(template, Mapping):
         template = template.get("default")
-    return template if isinstance(template, str) else None
+    if template is not None and not isinstance(template, str):
+        raise ConfigError(
+            f"{folder / 'tokenizer_config.json'}: chat_template: expected a text, found {shown(template)}; download "
+            "the file again"
+        )
+    return template

@@ -63,6 +63,7 @@ _FIXES = {
     "dict_type": "write it as keys with their values",
     "model_type": "write it as a section of settings: keys with their values",
     "model_attributes_type": "write it as an object: keys with their values",
+    "invalid_key": "write the key as text, in quotes if need be",
     "json_invalid": "not valid JSON ({error})",
 }
 

@@ -115,7 +115,9 @@ def _model_folder(name: str) -> Path | None:
     if not _exists(path) or not path.is_dir():
         return None
     if not any(is_file(path / file) for file in ("config.json", "adapter_config.json")):
-        raise ConfigError(f"{name}: a folder without a config.json, so not of a model: give the model's own folder")
+        inner = min((file.parent.name for file in path.glob("*/config.json")), default="")
+        own = f"one of its folders, such as {inner}" if inner else "the model's own folder"
+        raise ConfigError(f"{name}: a folder without a config.json, so not of a model: give {own}")
     return path
 
 

@@ -16,6 +16,7 @@ from common.config.yaml_file import parse_yaml, why_not_yaml
 from common.errors import ConfigError
 
 _MOST_SHOWN = 200  # characters
+_NOTHING = ("null", "Null", "NULL", "~")  # in YAML
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,12 @@ def apply_override(tree: dict[str, Any], override: Override, kind: type[Frozen])
 
 
 def _value(override: Override, text: str, is_text: bool) -> Any:
-    """YAML; but what is a text is taken as it stands, so that `-`, `{question}` and 1.0 need no quotes in quotes."""
+    """YAML; but what is a text is taken as it stands, so that `-`, `{question}`, 1.0 and a file's name with # need no
+    quotes in quotes. These may stand around it all the same."""
     if not text:
         return None
+    if is_text and text not in _NOTHING and text[0] not in "'\"":
+        return text
     try:
         value = parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

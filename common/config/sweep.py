@@ -244,6 +244,9 @@ def _rows(sweep: SweepConfig, path: Path) -> list[SweepRow]:
     twice = next((key for key in sweep.grid if key in sweep.zip), None)
     if twice is not None:
         raise ConfigError(f"{path}: {twice} is in grid and in zip: remove it from one of them")
+    whole = next((key for key in (*sweep.grid, *sweep.zip) if key.startswith("decode.")), None)
+    if whole is not None:
+        raise ConfigError(f"{path}: {whole}: in grid and zip all is of decode: write {whole.removeprefix('decode.')}")
     num_points = math.prod(map(len, sweep.grid.values())) * max((*lengths.values(), 1))
     if num_points > _MOST_POINTS:
         raise ConfigError(f"{path}: grid and zip span {num_points} settings, at most {_MOST_POINTS}: take values away")
@@ -283,7 +286,9 @@ def _check_names(names: list[str], only: Sequence[str], path: Path) -> None:
     for name in names:
         if slug(name) in first:
             files = f"{slug(name)}.jsonl"
-            raise ConfigError(f"{path}: rows {first[slug(name)]!r} and {name!r} both write to {files}: rename one")
+            raise ConfigError(
+                f"{path}: rows {first[slug(name)]!r} and {name!r} both write to {files}: rename or remove one"
+            )
         first[slug(name)] = name
     unknown = next((name for name in only if name not in names), None)
     if unknown is not None:

@@ -14,8 +14,9 @@ _SYNTAX = {"*", "+", "?", "(", "(?:", ")", "|"}
 _ANGLES = (r"\<", r"\>")  # where a word begins and ends, to the library
 _ESCAPED = ['"', "\\", *map(chr, range(32)), *map(chr, range(0x7F, 0xA0))]  # of these, what JSON or its texts escape
 _SET_SYNTAX = re.compile(r"\[|&&|--|~~")  # of the library's sets, and letters to Python
+_LOOKS = "what looks ahead or back is not compiled: write out what the text is"
 _NOT_COMPILED = {  # outside of sets; each with the way out
-    re.compile(r"\(\?<?[=!]"): "what looks ahead or back is not compiled: write out what the text is",
+    re.compile(r"\(\?<?[=!]"): _LOOKS,
     # Python keeps white space in sets there, the library does not.
     re.compile(r"\(\?[a-z]*x"): "the flag x is not compiled: write the expression without white space and comments",
     re.compile(r"\(\?#"): "a comment is not compiled: leave it out",
@@ -58,6 +59,8 @@ def _atoms(regex: str) -> list[str]:
             raise ConfigError(
                 f"{atom:.60} is read in several ways: write \\ in front of [, &, - and ~ that are letters"
             )
+        if atom in (r"\b", r"\B"):
+            raise ConfigError(_LOOKS)
         if _NO_ESCAPES.match(atom):
             raise ConfigError(rf"{atom} is not compiled: write the letters themselves, or their numbers as \x and \u")
     outside = "".join(atom for atom in atoms if atom[0] not in "\\[")

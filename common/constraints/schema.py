@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from common.constraints.lift import SIMPLER
 from common.constraints.patterns import LETTERS, in_json_string
@@ -153,7 +154,9 @@ class _Walk:
             raise ConfigError(f"{at}/$ref: only parts of the same schema are referred to, such as #/$defs/name")
         found = self._root
         for part in pointer[1:].split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
+            part = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list):
+                found = {str(place): one for place, one in enumerate(found)}
             if not isinstance(found, Mapping) or part not in found:
                 raise ConfigError(f"{at}/$ref: the schema has no {pointer}")
             found = found[part]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from common.batch import input_and_output, print_table, read_lines, read_records, require_some_finished, run_batch
 from common.config import RunConfig, Sweep, SweepPoint
-from common.errors import ConfigError
+from common.errors import ConfigError, as_shell
 from common.evaluation.board import Board, Row
 from common.processes import Stopped, global_rank, show
 from common.scoring import DEFINITIONS
@@ -55,7 +55,8 @@ def print_board(board: Board) -> None:
     definition = DEFINITIONS["area_under_accuracy"].removeprefix("AUP: ")
     remarks = [] if area is None else [f"AUP {area:.1f}, accuracy and speed in one number: {definition}"]
     folder = board.path.parent
-    remarks.append(f"written to {folder}/sweep.md, sweep.csv and sweep.json; lopa report {folder} makes a page of it")
+    page = as_shell(["lopa", "report", str(folder)])
+    remarks.append(f"written to {folder}/sweep.md, sweep.csv and sweep.json; {page} makes a page of it")
     print_table(headings, cells, remarks)
 
 

@@ -13,6 +13,10 @@ _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_]|[.-](?![.-]))*"
 _NAME = re.compile(rf"(hf|modelscope)://({_PART}/{_PART})(?:@([A-Za-z0-9_](?:[\w/-]|\.(?!\.))*))?", re.ASCII)
 _COMMIT = re.compile("[0-9a-f]{40}")
 _BARE = re.compile(rf"{_PART}/{_PART}", re.ASCII)
+_PAGE = re.compile(
+    rf"https?://(?:www\.)?(?:(huggingface|hf)\.co|modelscope\.cn/models)/(?!datasets/|spaces/)({_PART}/{_PART})",
+    re.ASCII,
+)
 _OWN = ("checkpoints", "configs", "docs", "models", "results", "scripts", "tests")  # of a checkout, and no owners
 
 
@@ -51,8 +55,12 @@ def is_hub_name(text: str) -> bool:
 
 
 def scheme_hint(text: str) -> str | None:
-    """Return how a hub is asked for what looks like one of its names; None for what may be a path, since somebody else
-    could own it there."""
+    """Return how a hub is asked for what looks like an address or one of its names; None for what may be a path, since
+    somebody else could own it there."""
+    if "://" in text:
+        page = _PAGE.match(text)
+        scheme = HUGGING_FACE if page is None or page[1] else MODELSCOPE
+        return f"write {scheme}://{'OWNER/NAME' if page is None else page[2]}, or download it and name its folder"
     path = Path(text)
     if not _BARE.fullmatch(text) or path.parent.exists() or path.parts[0] in _OWN:
         return None

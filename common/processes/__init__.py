@@ -3,7 +3,7 @@ several, and how each of them ends.
 """
 
 from common.processes.cores import cores_of, leave_first_core, poll_on
-from common.processes.environment import apply_environment
+from common.processes.environment import apply_environment, check_threads
 from common.processes.mesh import Mesh, check_started, close_mesh, host_group, init_mesh, resolve_mesh
 from common.processes.nodes import Nodes, injected, processes_here, torchrun_options
 from common.processes.ranks import global_rank, local_rank, num_started, num_started_here, shown_rank
@@ -28,6 +28,7 @@ __all__ = [
     "Stopped",
     "apply_environment",
     "check_started",
+    "check_threads",
     "close_mesh",
     "cores_of",
     "die_with_launcher",

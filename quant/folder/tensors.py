@@ -142,7 +142,8 @@ class TensorFolder:
             raise QuantizationError(f"{path}: shards must lie in the model folder itself; correct the index")
         try:
             if not path.is_file():
-                raise QuantizationError(f"{path}: the index names this file, but it is missing; copy it")
+                what = "no regular file" if path.exists() else "missing"
+                raise QuantizationError(f"{path}: the index names this file, but it is {what}; copy it")
             with path.open("rb") as file:
                 header_size = int.from_bytes(file.read(8), "little")
             if header_size > _LONGEST_HEADER:

@@ -81,6 +81,14 @@ def test_a_client_without_a_server() -> None:
     assert "lopa serve demo" in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_a_client_without_its_library(tmp_path: Path) -> None:
+    (tmp_path / "openai.py").write_text("from openai_is_not_here import OpenAI\n")
+    done = python("-c", f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); "
+                  f"runpy.run_path({str(EXAMPLES / 'client.py')!r}, run_name='__main__')")  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "No module named 'openai_is_not_here': pip install openai\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("line", commands())
 def test_a_command_of_the_pages(line: str, tmp_path: Path) -> None:

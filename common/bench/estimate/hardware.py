@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.config import DeviceProfile, Frozen, load_yaml
+from common.config import DeviceProfile, Settings, load_yaml
 from common.errors import ConfigError, did_you_mean, why_no_file
 
 Quality = Literal["measured", "derived", "secondary", "unverified", "assumed"]
@@ -18,7 +18,7 @@ _FOLDER = Path(__file__).resolve().parents[3] / "configs" / "hardware"
 _USUAL = {"cuda": "h200", "npu": "ascend_910c"}
 
 
-class Figure(Frozen):
+class Figure(Settings):
     """A number, and why one should believe it. derived: follows from measured ones. secondary: others' reports that
     agree. unverified: one report, or none that could be checked. assumed: a guess that the estimate needs."""
 
@@ -27,7 +27,7 @@ class Figure(Frozen):
     source: str
 
 
-class Link(Frozen):
+class Link(Settings):
     """What connects up to num_devices adjacent devices, in each direction. hop_us: beside a collective's own latency,
     for each time that it hands data on from device to device."""
 
@@ -36,7 +36,7 @@ class Link(Frozen):
     hop_us: Figure | None = None
 
 
-class Hardware(Frozen):
+class Hardware(Settings):
     """One device and its links; units are in the names. A `share` is what kernels reach of the figure before it."""
 
     name: str

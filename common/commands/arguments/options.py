@@ -14,11 +14,11 @@ import typer
 
 from common.commands.arguments.found import load_both
 from common.config import DecodeConfig, DeviceProfile, RunConfig, as_yaml, given_value, shipped_names
-from common.errors import ConfigError, one_line, placed
+from common.errors import ConfigError, as_shell, one_line, placed, why_no_file
 from common.hub import known_as
 from common.platforms import platform_of
 from common.processes import apply_environment, check_started, global_rank, num_started_here, resolve_mesh
-from common.user_files import write_whole
+from common.user_files import is_file, write_whole
 
 if TYPE_CHECKING:
     from common.generate import Generator
@@ -109,11 +109,12 @@ def save_run_file(path: Path | None, run: RunConfig) -> None:
     for a file that is there."""
     if path is None or global_rank():
         return
+    name = as_shell([str(path)])  # in one line, as its line ends would end the comment
     if path.exists():
-        raise ConfigError(f"--save-run {path}: it is there already; start it (lopa run {path}), or choose another name")
+        what = f"it is there already; start it (lopa run {name}), or" if is_file(path) else f"{why_no_file(path)};"
+        raise ConfigError(f"--save-run {path}: {what} choose another name")
     # A repository by its name, at this very commit.
     named = {key: known_as(folder) for key in HUB_KEYS if (folder := getattr(run, key)) is not None}
-    name = one_line(str(path))  # whose line ends would end the comment
     started_by = f"# Start it by `lopa run {name}`, `lopa serve {name}` or `lopa chat {name}`.\n"
     try:
         write_whole(path, (started_by + as_yaml(run.model_copy(update=named))).encode())

@@ -18,7 +18,7 @@ from common.commands.main import app
 from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError, as_shell
 from common.platforms import platform_of
-from common.processes import Nodes, injected, processes_here, resolve_mesh, supervise, torchrun_options
+from common.processes import Nodes, check_threads, injected, processes_here, resolve_mesh, supervise, torchrun_options
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, which late versions of typer bring along
 
@@ -61,6 +61,7 @@ def job_of(
 
     starts_others: the command is one process that starts those of the profile.
     """
+    check_threads(environment)
     nodes = Nodes.from_environment(environment)
     num_here = processes_here(profile, nodes)
     variables = {"OMP_NUM_THREADS": str(max(1, _num_cpus() // num_here)), **profile.environment}

@@ -9,7 +9,7 @@ import typer
 from common.commands.arguments.found import load_both, load_profile_or_found
 from common.commands.arguments.options import ModelArgument, OptionalText, ProfileOption, SetOption
 from common.config import folder_of, load_run
-from common.errors import ConfigError
+from common.errors import ConfigError, as_shell
 from common.processes import inform
 
 
@@ -57,4 +57,4 @@ def quantize(
         tuple(exclude or ()), None if report is None else base, base,
     )  # fmt: skip
     inform(quantize_model(request))
-    inform(f"written: {out}; start it as any model: lopa run {out} PROMPT")
+    inform(f"written: {out}; start it as any model: {as_shell(['lopa', 'run', str(out)])} PROMPT")

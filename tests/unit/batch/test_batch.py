@@ -48,6 +48,9 @@ SCRIPTED = Path(__file__).parents[2] / "scripted.py"
     [
         ({"path": "o.jsonl", "metrics_path": "."}, "output.metrics_path . is a folder: name a file in it"),
         ({"path": "in.jsonl/o.jsonl"}, "output.path in.jsonl/o.jsonl cannot be written"),
+        ({"path": "new/"}, "output.path new/ is a folder: name a file in it"),
+        ({"path": "o.csv"}, "output.path o.csv: answers are JSON lines or Parquet: name it"),
+        ({"path": "o.jsonl.gz"}, "output.path o.jsonl.gz: answers are JSON lines or Parquet: name it"),
     ],
 )
 def test_a_place_that_cannot_hold_results_is_refused_before_anything_is_decoded(
@@ -168,8 +171,14 @@ def test_a_run_never_writes_over_its_input(cpu: DeviceProfile, tmp_path: Path, n
 
 def test_an_output_that_is_no_regular_file_is_refused(cpu: DeviceProfile, run: RunConfig) -> None:
     write_input(run, [{"prompt": "a"}])
-    with pytest.raises(ConfigError, match=r"/dev/null: output\.path is no regular file"):
-        execute(cpu, run.model_copy(update={"output": OutputConfig(path="/dev/null")}))
+    reader, writer = os.pipe()
+    try:
+        for path in ("/dev/null", f"/dev/fd/{writer}"):
+            with pytest.raises(ConfigError, match=rf"{path}: output\.path is no regular file"):
+                execute(cpu, run.model_copy(update={"output": OutputConfig(path=path)}))
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 # What is written

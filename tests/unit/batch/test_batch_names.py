@@ -130,11 +130,11 @@ def test_a_link_that_leads_back_to_itself_is_one_sentence(cpu: DeviceProfile, ru
 
 def test_no_two_outputs_of_one_stem_share_their_metrics(cpu: DeviceProfile, run: RunConfig, tmp_path: Path) -> None:
     two_lines(run)
-    names = ("res.k0", "res.k7", "res.jsonl", "res.json", "res.jsonl.gz")
+    names = ("res.k0", "res.k7", "res.jsonl", "res.json", "res.jsonl.old")
     for name in names:
         execute(cpu, renamed(run, tmp_path / name))
     found = {metrics_path(OutputConfig(path=str(tmp_path / name))).name for name in names}
-    assert found == {f"res{suffix}.metrics.json" for suffix in ("", ".k0", ".k7", ".json", ".jsonl.gz")}
+    assert found == {f"res{suffix}.metrics.json" for suffix in ("", ".k0", ".k7", ".json", ".jsonl.old")}
     assert all((tmp_path / name).is_file() for name in found)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from started import lopa
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from common.bench import Options, tell_schemes
 from common.bench.estimate.cost import estimate_step, price
-from common.bench.estimate.hardware import Hardware, hardware_of, load_hardware, others_of
+from common.bench.estimate.hardware import Figure, Hardware, hardware_of, load_hardware, others_of
 from common.bench.estimate.operations import Collective, Kernel
 from common.bench.estimate.record import record_step
 from common.bench.estimate.scenario import changes, meshes, setup_of
@@ -240,6 +241,12 @@ def test_the_command_prints_tables(tmp_path: Path) -> None:
     refused = lopa(*command, "--hardware", "abacus")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "abacus: no such file, and not one of configs/hardware (ascend_910c, " in refused.stderr
+
+
+@pytest.mark.parametrize("value", [True, "x", -1])
+def test_a_figure_that_is_no_number_is_refused(value: object) -> None:
+    with pytest.raises(ValidationError):
+        Figure.model_validate({"value": value, "quality": "assumed", "source": "s"})
 
 
 def test_only_full_windows_send_committed_kv() -> None:

@@ -284,5 +284,9 @@ def test_missing_half_and_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").unlink()
     with pytest.raises(ConfigError, match=r"adapter_config\.json: no such file"):
         load(str(tmp_path))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "runs" / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=r"neither .* found; name one of its folders, such as runs"):
+        load(str(tmp_path))
     with pytest.raises(ConfigError, match=r"nowhere: no such folder; .* set `lora_path`"):
         load(str(tmp_path / "nowhere"))

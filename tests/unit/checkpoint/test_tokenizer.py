@@ -150,6 +150,14 @@ def test_a_folder_without_template_or_bos_says_so(folder: Path) -> None:
         tokenizer.encode("hi", add_bos=True)
 
 
+@pytest.mark.parametrize("wrong", [5, True, {"default": 5}, ["a"], [{"name": "default", "template": {}}]])
+@pytest.mark.parametrize("key", ["chat_template", "eos_token"])
+def test_what_is_no_text_is_not_taken_for_absent(folder: Path, key: str, wrong: object) -> None:
+    write_settings(folder, **{key: wrong})
+    with pytest.raises(ConfigError, match=f"{key}: expected a text, found "):
+        load_tokenizer(folder)
+
+
 def test_templates_run_in_a_sandbox(folder: Path) -> None:
     write_settings(folder, chat_template="{{ messages.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(ConfigError, match="chat template"):

@@ -79,6 +79,9 @@ def test_a_model_folder_wins_over_nothing_and_a_run_file_over_it() -> None:
     ("name", "sentence"),
     [
         ("Dream-org/Dream-v0", "for a repository of a hub write hf://Dream-org/Dream-v0, or modelscope://"),
+        ("https://huggingface.co/a/b.c/tree/main", r"write hf://a/b\.c, or download it"),
+        ("https://www.modelscope.cn/models/a/b", "write modelscope://a/b, or download it"),
+        ("s3://bucket/a", "write hf://OWNER/NAME, or download it and name its folder"),
         ("deomo", r"not one of the runs in .*did you mean demo\? demo, demo_block"),
         (".", "a folder without a config.json, so not of a model"),
     ],
@@ -87,6 +90,12 @@ def test_what_is_no_model_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=sentence):
         load_run(name)
+
+
+def test_a_folder_of_models_is_told_which_it_holds(tmp_path: Path) -> None:
+    model_folder(tmp_path)
+    with pytest.raises(ConfigError, match=r"a folder without .*: give one of its folders, such as model"):
+        load_run(tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("profiles", "cpuu"), ("sweeps", "dmo"), ("presets", "lada")])
@@ -212,6 +221,8 @@ def test_a_saved_run_means_what_was_given(tmp_path: Path) -> None:
     assert load_run(path) == run
     with pytest.raises(ConfigError, match="it is there already"):
         save_run_file(path, run)
+    with pytest.raises(ConfigError, match="new: a folder; choose another name"):
+        save_run_file(path.parent, run)
     preset = load_run("demo", ["preset=llada2"])
     save_run_file(tmp_path / "preset.yaml", preset)
     assert load_run(tmp_path / "preset.yaml").decode == preset.decode, "whatever becomes of the preset"
@@ -222,6 +233,15 @@ def test_a_saved_run_means_what_was_given(tmp_path: Path) -> None:
 def test_a_saved_run_is_the_same_whatever_its_file_is_called(tmp_path: Path, name: str) -> None:
     save_run_file(tmp_path / name, RunConfig(model="m"))
     assert load_run(tmp_path / name) == RunConfig(model="m")
+
+
+def test_a_saved_run_is_written_where_a_link_leads_and_says_how_a_shell_starts_it(tmp_path: Path) -> None:
+    link, file = tmp_path / "my run.yaml", tmp_path / "file.yaml"
+    link.symlink_to(file)
+    save_run_file(link, RunConfig(model="m"))
+    assert link.is_symlink() and file.read_text().startswith(f"# Start it by `lopa run '{link}'`, ")
+    with pytest.raises(ConfigError, match=rf"start it \(lopa run '{link}'\), or choose another name"):
+        save_run_file(link, RunConfig(model="m"))
 
 
 # lopa run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from common.commands.job import start as job
 from common.commands.job.launch import job_of
 from common.config import DeviceProfile
 from common.errors import ConfigError, as_shell
-from common.processes import Nodes, processes_here
+from common.processes import Nodes, check_threads, processes_here
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -45,6 +46,14 @@ def test_one_process_is_started_directly() -> None:
         f"{sys.executable} -m common.commands run --profile {ROOT}/configs/profiles/cpu.yaml "
         f"{ROOT}/configs/runs/demo.yaml --overwrite --set decode.num_lookahead=1"
     )
+
+
+@pytest.mark.parametrize("number", ["abc", "", "0", "-1", "2,"])
+@pytest.mark.parametrize("start", [lambda given: planned("cpu", "demo", **given), check_threads])
+def test_a_number_of_threads_that_is_none_is_refused(start: Callable[..., object], number: str) -> None:
+    start({"OMP_NUM_THREADS": "2,1"})
+    with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS is '{number}': set it to a number of threads"):
+        start({"OMP_NUM_THREADS": number})
 
 
 def test_allowing_programs_is_a_setting_of_the_run() -> None:

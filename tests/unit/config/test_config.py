@@ -116,6 +116,7 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ('model: m\n"a\\nb": 1', "FILE: a b: unknown key"),
         ("model: m\nmodel: n", "FILE: not valid YAML (line 2, column 1: the key model stands there twice)"),
         ("decode: {}", "FILE: model: this key is missing: add it"),
+        ("model: m\nyes: 1", "FILE: 1: write the key as text, in quotes if need be (given True)"),
         ("model: m\ndecod: {}", "FILE: decod: unknown key; did you mean decode?"),
         ("model: m\nxyz: 1", "FILE: xyz: unknown key; known keys: model, lora_path, "),
         ("model: m\nskip_treshold: 1", "FILE: skip_treshold: unknown key; did you mean decode.skip_threshold?"),
@@ -290,7 +291,17 @@ def test_merge_keys_work_and_may_be_overridden(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("override", "expected"),
-    [("input.path=-", "-"), ("input.path={a}", "{a}"), ("input.path=1.0", "1.0"), ("input.path='quoted'", "quoted")],
+    [
+        ("input.path=-", "-"),
+        ("input.path={a}", "{a}"),
+        ("input.path=1.0", "1.0"),
+        ("input.path='quoted'", "quoted"),
+        ("input.path=a #1.jsonl", "a #1.jsonl"),
+        ("input.path=#1", "#1"),
+        ("input.path=a\n b", "a\n b"),
+        ("input.path=&a b", "&a b"),
+        ("input.path='a' b", "'a' b"),
+    ],
 )
 def test_what_is_a_text_needs_no_quotes_in_quotes(tmp_path: Path, override: str, expected: str) -> None:
     path = tmp_path / "run.yaml"
@@ -334,7 +345,8 @@ def test_nonsense_in_a_profile_is_refused_by_key(tmp_path: Path, text: str, expe
         ("folder: q\nrows: [{name: a, set: {output.path: x}}]", "row 'a': output.path: a row's file is named after it"),
         ("rows: [{name: a, set: {output: {path: x}}}]", "row 'a': output.path: a row's file is named after it"),
         ("set: {output.metrics_path: x}\nrows: [{name: a}]", "row 'a': output.metrics_path: a row's numbers are"),
-        ("rows: [{name: a}, {name: A}]", "rows 'a' and 'A' both write to a.jsonl"),
+        ("rows: [{name: a}, {name: A}]", "rows 'a' and 'A' both write to a.jsonl: rename or remove one"),
+        ("grid: {decode.top_k: [1]}", "decode.top_k: in grid and zip all is of decode: write top_k"),
         ("rows: []", "no settings to compare; add rows, a grid or a zip"),
         ("grid: {block_size: []}", "grid.block_size: its list is empty, so that there is no setting: add a value"),
         ("zip: {block_size: [16], skip_threshold: []}", "zip.skip_threshold: its list is empty"),

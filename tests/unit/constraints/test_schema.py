@@ -60,6 +60,8 @@ ACCEPTED: list[Any] = [
     {"type": "object", "properties": {'say "hi"\\': {"type": "null"}}, "required": ['say "hi"\\']},
     {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}, {"$ref": "#/$defs/detail"}],
      "$defs": {"detail": DETAIL}},
+    {"anyOf": [{"$ref": "#/$defs/any/anyOf/1"}, {"$ref": "#/$defs/a%20b~1%C3%A9"}],
+     "$defs": {"any": {"anyOf": [{"type": "null"}, DETAIL]}, "a b/é": {"const": 1}}},
     {"oneOf": [{"type": "string", "maxLength": 2}, {"type": "integer"}]},
     {"oneOf": [{"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in "ab"]},
     {"allOf": [{"type": "boolean"}]},
@@ -167,7 +169,8 @@ def test_a_regular_expression_takes_what_python_says_in_ascii(regex: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("regex", "why"), [("a)|(b", "no regular expression"), (r"a(?=b)", "looks ahead"), ("(", "no")]
+    ("regex", "why"),
+    [("a)|(b", "no regular expression"), (r"a(?=b)", "looks ahead"), (r"\bab", "looks ahead"), ("(", "no")],
 )
 def test_what_is_no_expression_of_an_automaton_is_refused(regex: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):

@@ -67,6 +67,10 @@ def test_a_line_that_cannot_be_logged_is_lost_without_a_traceback() -> None:
             OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "a" * 300),
             f"{'a' * 300}: File name too long; choose a",
         ),
+        (
+            FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "a"),
+            "a: No such file or directory; it is not there",
+        ),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device; make room"),
         (
             OSError(errno.EIO, os.strerror(errno.EIO), b"a\x1b", None, "b"),

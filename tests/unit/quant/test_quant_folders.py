@@ -211,6 +211,10 @@ def _header(folder: Path, size: int, header: bytes) -> None:
         (_truncate, "part.safetensors: truncated"),
         (lambda folder: save_file({"w": torch.ones(2)}, folder / "other.safetensors"), "'w' is also in"),
         (lambda folder: _index(folder, {"w": "missing.safetensors"}), "missing.safetensors: the index names this file"),
+        (
+            lambda folder: (_index(folder, {"w": "a.safetensors"}), (folder / "a.safetensors").mkdir()),
+            "a.safetensors: the index names this file, but it is no regular file",
+        ),
         (lambda folder: _index(folder, {"v": "part.safetensors"}), "'v' is not in part.safetensors"),
         (lambda folder: _index(folder, {"w": "../part.safetensors"}), "in the model folder itself"),
         (lambda folder: _index(folder, ["w"]), "no weight_map"),
