@@ -19,7 +19,8 @@ from common.parquet import columns_of, require_pyarrow
 
 STANDARD_INPUT = "-"
 _PARQUET = ".parquet"
-_NOT_WRITTEN = (".csv", ".tsv", ".gz", ".bz2", ".xz", ".zst", ".zip")
+_TABLES = (".csv", ".tsv")
+_NOT_WRITTEN = (*_TABLES, ".gz", ".bz2", ".xz", ".zst", ".zip")
 _PAGE = b"<!doctype html>"
 _MOST_BYTES = 2**28  # of a result: what is longer is none
 _OF_METRICS = ("requests", "tpf")
@@ -32,6 +33,8 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
         raise ConfigError("the run file has no input section: add input.path, a JSONL file with one request a line")
     if run.output is None:
         raise ConfigError("the run file has no output section: add output.path, the JSONL file for the results")
+    if run.input.path.endswith(_TABLES):
+        raise ConfigError(f"input.path {run.input.path}: requests are JSON lines or Parquet: convert it")
     if run.output.path == STANDARD_INPUT:
         raise ConfigError("output.path -: results go to a file, which the next start resumes; name one")
     if run.output.path.endswith(os.sep):
@@ -97,9 +100,8 @@ def real_file(path: Path) -> Path:
     require_speakable("output", str(path))
     try:
         real = path.resolve() if path.is_symlink() else path
-        return (
-            real if real.exists() or not path.exists() else path
-        )  # what leads to a pipe, as /dev/stdout, says no path
+        is_path = real.exists() or not path.exists()  # what leads to a pipe, as /dev/stdout, is none
+        return real if is_path else path
     except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the link leads back to itself"
         raise ConfigError(f"{path}: {reason}; choose another name") from None

@@ -63,6 +63,15 @@ def test_a_place_that_cannot_hold_results_is_refused_before_anything_is_decoded(
         execute(cpu, run)
 
 
+def test_a_table_is_no_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: DeviceProfile) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.csv").write_text("question\nhi\n")
+    run = RunConfig(model="m", input=InputConfig(path="in.csv"), output=OutputConfig(path="o.jsonl"))
+    with pytest.raises(ConfigError, match=re.escape("input.path in.csv: requests are JSON lines or Parquet: convert")):
+        execute(cpu, run)
+    assert not Path("o.jsonl").exists()
+
+
 def test_each_kind_of_line_becomes_its_prompt(tmp_path: Path) -> None:
     def prompt(line: dict[str, Any], template: str | None = None, chat: bool = True) -> str:
         (tmp_path / "in.jsonl").write_text(json.dumps(line) + '\n{"id": "other", "question": "?"}\n')
