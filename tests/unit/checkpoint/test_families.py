@@ -177,13 +177,19 @@ def test_a_mask_token_that_no_file_names_is_asked_of_the_run(tmp_path: Path) -> 
     ("file", "tree"),
     [
         ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "|<MASK>|"}, "x": 5, "²": {}}}),
-        ("tokenizer_config.json", {"added_tokens_decoder": [7], "mask_token": [7]}),
+        ("tokenizer_config.json", {"added_tokens_decoder": [7]}),
         ("tokenizer.json", {"added_tokens": [{"content": ["|<MASK>|"]}, 5, None]}),
     ],
 )
 def test_lists_of_tokens_that_make_no_sense_name_no_mask(tmp_path: Path, file: str, tree: dict[str, Any]) -> None:
     (tmp_path / file).write_text(json.dumps(tree))
     assert write(tmp_path, "fastdllm_v2").mask_token_id is None
+
+
+def test_a_mask_token_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"mask_token": [7]}')
+    with pytest.raises(ConfigError, match=r"mask_token: expected a text, found \[7\]; download its files again"):
+        write(tmp_path, "fastdllm_v2")
 
 
 def test_end_tokens_are_those_of_generation_config_and_all_of_them(tmp_path: Path) -> None:
