@@ -16,7 +16,7 @@ from common.runtime import wait_until_done
 from lopa_ascend.kv import PAGE_SIZE
 from lopa_ascend.load import HEAD_SIZE
 from lopa_ascend.ops import Ops, Quantized, VirtualRows, reference_ops
-from lopa_ascend.selftest.grades import Grade, Verdict, compare
+from lopa_ascend.selftest.grades import FAILURES, Grade, Verdict, compare, failed
 
 EPSILON = 1e-6
 NUM_TOKENS = 48
@@ -26,6 +26,16 @@ DEADLINE_S = 120.0  # the first call of an operator may compile it
 
 class Hang(EngineError):
     """The device has not answered; nothing else can be asked of it."""
+
+
+def verdict_of(check: Callable[[], Verdict]) -> Verdict:
+    """Return what the check finds; wrong, with what was said, where a call fails. Raises Hang."""
+    try:
+        return check()
+    except Hang:
+        raise
+    except FAILURES as error:
+        return failed(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from common.errors import ConfigError, MissingCapability
 from common.processes import Mesh
 from lopa_ascend.floors import median_seconds
 from lopa_ascend.ops import USUAL_ATTENTION, AttentionForm, AttentionVersion, Ops
-from lopa_ascend.selftest.checks import Bench, Hang, Sizes, attend, attention, attention_inputs, write_kv
+from lopa_ascend.selftest.checks import Bench, Sizes, attend, attention, attention_inputs, verdict_of, write_kv
 from lopa_ascend.selftest.fuse import with_faster_fusions
-from lopa_ascend.selftest.grades import FAILURES, Grade, Verdict, failed
+from lopa_ascend.selftest.grades import Grade, Verdict
 from lopa_ascend.selftest.ranks import NEVER, most_of_all
 from lopa_ascend.variables import COMPILING
 
@@ -63,12 +63,7 @@ def settle(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, profile: De
 def timed_attention(ops: Ops, form: AttentionForm, sizes: Sizes, device: torch.device) -> tuple[Verdict, float]:
     """The grade of a form, and its seconds; `NEVER` where it is wrong. Raises Hang."""
     bench = Bench(ops.with_attention(form), sizes, device)
-    try:
-        verdict = attention(bench)
-    except Hang:
-        raise
-    except FAILURES as error:
-        return failed(error), NEVER
+    verdict = verdict_of(lambda: attention(bench))
     if verdict.grade is Grade.WRONG:
         return verdict, NEVER
     inputs = [tensor.to(device) for tensor in attention_inputs(bench)]
@@ -94,12 +89,7 @@ def _with_right_kv_write(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mes
 
 
 def _kv_written(ops: Ops, sizes: Sizes, device: torch.device) -> Verdict:
-    try:
-        return write_kv(Bench(ops, sizes, device))
-    except Hang:
-        raise
-    except FAILURES as error:
-        return failed(error)
+    return verdict_of(lambda: write_kv(Bench(ops, sizes, device)))
 
 
 def _with_fastest_attention(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh) -> Ops:

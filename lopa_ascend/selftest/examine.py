@@ -24,10 +24,10 @@ from common.processes import Mesh, resolve_mesh
 from common.runtime import linear_schemes, scheme_at_load
 from lopa_ascend.ops import AttentionForm, Ops, load_torch_npu, npu_ops, open_device
 from lopa_ascend.ops.npu import cann_version
-from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes, fused_gate_up, fused_kv_write
+from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes, fused_gate_up, fused_kv_write, verdict_of
 from lopa_ascend.selftest.choose import attention_form, forms_of, settle, timed_attention
 from lopa_ascend.selftest.families import family_checks
-from lopa_ascend.selftest.grades import FAILURES, Grade, Verdict, failed
+from lopa_ascend.selftest.grades import Grade, Verdict
 from lopa_ascend.selftest.heads import HEAD_CHECKS, SAMPLING
 from lopa_ascend.selftest.in_graphs import GRAPH_CHECKS, all_reduce, replayed_with_collectives
 from lopa_ascend.selftest.remedies import remedy
@@ -123,12 +123,10 @@ def examine(
     called = called_operations(schemes)
     for name, check in _checks(Bench(ops, sizes, device), mesh, mode, in_8_bits="W8A8_DYNAMIC" in schemes):
         try:
-            verdict = check()
+            verdict = verdict_of(check)
         except Hang as error:
             yield Finding(name, Grade.WRONG, str(error))
             return
-        except FAILURES as error:
-            verdict = failed(error)
         is_called = name in called or not (name in CHECKS or name == SAMPLING or name.startswith(_FORMS))
         yield Finding(name, *verdict, is_called=is_called)
 

@@ -137,7 +137,7 @@ class TorchOps:
         """Logits [M, V] of this rank's share of the vocabulary, from [M, D] as `head` reads it."""
         return self.linear(hidden, head)
 
-    # Of this rank's share of the vocabulary, [M, 6]; of all shards, [M, 3]; the same where some rows are drawn.
+    # [M, 6] for this rank's share of the vocabulary; [M, 3] for all shards; the same where some rows are drawn.
     statistics = staticmethod(shard_statistics)
     merge = staticmethod(merge_statistics)
     sampled = staticmethod(sampled_statistics)
